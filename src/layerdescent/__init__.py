@@ -1,0 +1,1 @@
+"""Layerwise descent-constrained training of transformers."""
