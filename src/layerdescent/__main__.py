@@ -1,0 +1,5 @@
+"""`python -m layerdescent` is the command `layerdescent`."""
+
+from layerdescent.cli import app
+
+app()
