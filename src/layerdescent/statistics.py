@@ -1,8 +1,8 @@
 """Intervals and bounds for means over seeds and units, by one crossed hierarchical bootstrap.
 
-Every array here is `(n_seeds, n_units)` or, with several quantities measured on the same units, `(n_seeds, n_units, C)`.
-A *unit* is what was drawn independently (a review, a prompt, a clip); all seeds are measured on the same units, so seeds
-and units are crossed, not nested. [C] One resample draws seeds and units with replacement:
+Every array here is `(n_seeds, n_units)` or, with several quantities measured on the same units, `(n_seeds, n_units,
+C)`. A *unit* is what was drawn independently (a review, a prompt, a clip); all seeds are measured on the same units, so
+seeds and units are crossed, not nested. [C] One resample draws seeds and units with replacement:
 
     mean* - mean = (mean of the drawn seeds' means - mean) + (mean of the drawn units' means - mean)
 
@@ -29,6 +29,7 @@ Array = NDArray[np.float64]
 
 RESAMPLES = 2000
 _CHUNK_ENTRIES = 4_000_000  # drawn unit indices held at once: 32 MB
+_MULTINOMIAL_COST = 8  # a multinomial count costs about this many plain draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,30 +260,35 @@ def _table(samples: ArrayLike, confidence: float) -> Array:
 
 def _deviations(table: Array, spread: _Spread, resamples: int, seed: int) -> Array:
     """Resampled mean minus mean, (resamples, C), scaled to the standard error of the analysis of variance."""
-    n_seeds, n_units, _ = table.shape
     rng = np.random.default_rng(seed)
-    # Sorted first, so that the order in which units or seeds came does not matter.
-    units, seeds = (effects[np.lexsort(effects.T[::-1])] for effects in (spread.unit_means, spread.seed_means))
-    unit_scale = np.sqrt(n_units / (n_units - 1))
-    result = (
-        np.concatenate([weights @ (units - spread.mean) for weights in _draws(rng, resamples, n_units)]) * unit_scale
-    )
-    if n_seeds > 1:
-        seed_scale = np.sqrt(n_seeds / (n_seeds - 1))
-        drawn = np.concatenate(list(_draws(rng, resamples, n_seeds)))
-        result += drawn @ (seeds - spread.mean) * seed_scale
+    result = _resampled_means(spread.unit_means - spread.mean, rng, resamples)
+    if len(spread.seed_means) > 1:
+        result += _resampled_means(spread.seed_means - spread.mean, rng, resamples)
     shrink = np.zeros_like(spread.error)
     np.divide(spread.error, spread.naive_error, out=shrink, where=spread.naive_error > 0)
     return result * shrink
 
 
-def _draws(rng: np.random.Generator, resamples: int, size: int) -> Iterator[Array]:
-    """Shares (chunk, size) of each item in `size` draws with replacement, `resamples` rows in all."""
+def _resampled_means(effects: Array, rng: np.random.Generator, resamples: int) -> Array:
+    """Means (resamples, C) of n effects (n, C) drawn with replacement, their variance made unbiased."""
+    size = len(effects)
+    # Sorted and counted: the order in which units came does not matter, and correctness has few distinct rows.
+    distinct, counts = np.unique(effects, axis=0, return_counts=True)
+    if len(distinct) * _MULTINOMIAL_COST < size:
+        means = rng.multinomial(size, counts / size, size=resamples) @ distinct / size
+    else:
+        ordered = np.repeat(distinct, counts, axis=0)
+        means = np.concatenate([drawn @ ordered / size for drawn in _draws(rng, resamples, size)])
+    return means * np.sqrt(size / (size - 1))
+
+
+def _draws(rng: np.random.Generator, resamples: int, size: int) -> Iterator[NDArray[np.int64]]:
+    """How often each item comes in `size` draws with replacement, (chunk, size) at a time, `resamples` rows in all."""
     chunk = max(1, _CHUNK_ENTRIES // size)
     for start in range(0, resamples, chunk):
         rows = min(chunk, resamples - start)
         drawn = rng.integers(size, size=(rows, size)) + size * np.arange(rows)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size) / size
+        yield np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size)
 
 
 def _student_factor(freedom: Array, level: float) -> Array:

@@ -1,0 +1,275 @@
+"""From rows of a data set to per-sample outputs of every layer, a batch at a time.
+
+A row is `{"input_ids": [...], "attention_mask": [...], "labels": ...}` (with `token_type_ids` where the model has them) or
+`{"pixel_values": ..., "labels": ...}`. Rows of similar length share a batch, so that little is padded; what comes out
+carries the rows' positions in the data, so that results can be put back in order.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers.data.data_collator import pad_without_fast_tokenizer_warning
+
+from layerdescent.errors import InputError, NonFiniteLossError, RunError
+from layerdescent.evaluation.diagnostics import ProblemType
+from layerdescent.perturbation import Perturbation
+from layerdescent.readout import Readout
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+ModelOrPath = nn.Module | str | Path
+
+MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pixel_values")
+
+
+@dataclass(frozen=True)
+class LayerOutputs:
+    """What every layer says about one batch: `logits` (n, B, K), `losses` (n, B) fp32, `labels`, and the rows' places."""
+
+    indices: list[int]
+    logits: Tensor
+    losses: Tensor
+    labels: Tensor
+
+
+def length_sorted(data: Rows, batch_size: int) -> list[list[int]]:
+    """Positions of the rows in batches of similar length, the longest first: too little memory shows at once.
+
+    Args:
+        data: The rows.
+        batch_size: Rows in a batch.
+
+    Returns:
+        Lists of positions; together every position once.
+
+    Raises:
+        InputError: No rows, or a batch size below 1.
+
+    Example:
+        >>> length_sorted([{"input_ids": [1] * n} for n in (2, 9, 3, 8)], batch_size=2)
+        [[1, 3], [2, 0]]
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, but it is {batch_size}")
+    if len(data) == 0:
+        raise InputError("there is no data to evaluate on: 0 rows were given")
+    lengths = [len(row.get("input_ids", ())) for row in data]
+    order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def collate(rows: Rows, processing_class: Any = None) -> dict[str, Tensor]:
+    """Stack the model inputs of a few rows; token rows are padded by the tokenizer.
+
+    Args:
+        rows: Rows of one batch; columns that no model takes (texts, identifiers, labels) are left out.
+        processing_class: A tokenizer; it may be missing where all rows have one length.
+
+    Returns:
+        The inputs, each (B, …).
+
+    Raises:
+        InputError: No model input among the columns, or rows of different length and no tokenizer to pad them.
+
+    Example:
+        >>> batch = collate([{"input_ids": [5, 6], "attention_mask": [1, 1], "text": "a"}])
+        >>> sorted(batch), batch["input_ids"].shape
+        (['attention_mask', 'input_ids'], torch.Size([1, 2]))
+    """
+    features = [{name: row[name] for name in MODEL_INPUTS if name in row} for row in rows]
+    if not features[0]:
+        given = ", ".join(rows[0]) or "none"
+        raise InputError(f"rows must have input_ids or pixel_values, but their columns are: {given}; tokenize first")
+    if "input_ids" in features[0] and processing_class is not None:
+        return dict(pad_without_fast_tokenizer_warning(processing_class, features, padding=True, return_tensors="pt"))
+    if len({len(feature.get("input_ids", ())) for feature in features}) > 1:
+        raise InputError("rows have different lengths and no tokenizer was given to pad them: pass processing_class")
+    return {name: torch.stack([torch.as_tensor(feature[name]) for feature in features]) for name in features[0]}
+
+
+def problem_type(model: nn.Module, data: Rows) -> ProblemType:
+    """Which loss a model's head has, decided as transformers decides it.
+
+    Raises:
+        InputError: The rows have no labels.
+    """
+    config: Any = model.config
+    if getattr(config, "problem_type", None):
+        return config.problem_type
+    if config.num_labels == 1:
+        return "regression"
+    return "single_label_classification" if np.ndim(_label(data[0])) == 0 else "multi_label_classification"
+
+
+def labels_of(data: Rows, kind: ProblemType, num_labels: int) -> NDArray[Any]:
+    """The labels of all rows: (N,) int64 for one label a row, else float32 (N,) or (N, K).
+
+    Raises:
+        InputError: Missing labels, or labels that the head has no output for.
+    """
+    labels = np.asarray([_label(row) for row in data])
+    if kind != "single_label_classification":
+        if kind == "multi_label_classification" and labels.shape != (len(data), num_labels):
+            raise InputError(
+                f"multi-label rows need {num_labels} labels each, but the labels' shape is {labels.shape[1:]}"
+            )
+        return labels.astype(np.float32)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise InputError(f"labels must be one integer a row, but row 0 has {data[0]['labels']!r}; number the classes")
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_labels))
+    if wrong.size:
+        raise InputError(
+            f"labels must lie in 0 … {num_labels - 1}, but row {wrong[0]} has {labels[wrong[0]]}; "
+            "load a model with that many labels, or map them"
+        )
+    return labels.astype(np.int64)
+
+
+def correctness(logits: Tensor, labels: Tensor, kind: ProblemType) -> Tensor | None:
+    """Which samples are right, (…, B) bool: the largest logit is the label's; with several labels, all are right.
+
+    Args:
+        logits: (…, B, K).
+        labels: (B,) or (B, K).
+        kind: The problem type; regression has no right and wrong.
+
+    Example:
+        >>> correctness(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), "single_label_classification")
+        tensor([ True, False])
+    """
+    if kind == "regression":
+        return None
+    if kind == "single_label_classification":
+        return logits.argmax(-1) == labels
+    return ((logits > 0) == (labels > 0.5)).all(-1)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, and afterwards each as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def layer_outputs(
+    model: nn.Module,
+    data: Rows,
+    batches: Sequence[Sequence[int]],
+    kind: ProblemType,
+    *,
+    processing_class: Any = None,
+    perturbation: Perturbation | None = None,
+    bar: "tqdm[Any] | None" = None,
+) -> Iterator[LayerOutputs]:
+    """Stream a model's per-sample outputs at every layer over the batches, in eval mode and without gradients.
+
+    Args:
+        model: A model with a readout.
+        data: The rows.
+        batches: Positions in the rows, as `length_sorted` gives them.
+        kind: The problem type.
+        processing_class: The tokenizer, for padding and for the noise's special tokens.
+        perturbation: Noise on the embeddings; None for clean inputs.
+        bar: Advanced by one a batch.
+
+    Yields:
+        One `LayerOutputs` a batch, n = L+1 layers.
+
+    Raises:
+        NonFiniteLossError: A loss is NaN or infinite; the line names layer and row.
+    """
+    readout = Readout.for_model(model)
+    device = next(model.parameters()).device
+    accepted = _accepted_inputs(model)
+    noise: AbstractContextManager[Any] = nullcontext()
+    if perturbation is not None:
+        noise = perturbation.on(model, processing_class)
+    with evaluating(model), noise:
+        for indices in batches:
+            rows = [data[index] for index in indices]
+            dtype = torch.int64 if kind == "single_label_classification" else torch.float32
+            labels = torch.as_tensor(np.asarray([_label(row) for row in rows]), dtype=dtype, device=device)
+            batch = {name: value.to(device) for name, value in collate(rows, processing_class).items()}
+            # Entered anew for every batch: a generator must not leave the caller in inference mode.
+            with torch.inference_mode():
+                inputs = {name: value for name, value in batch.items() if name in accepted}
+                outputs = model(**inputs, **readout.needs_hidden_states)
+                logits = readout.logits(outputs.hidden_states, batch).float()
+                losses = readout.per_sample_losses(logits, labels).float()
+            if not bool(torch.isfinite(losses).all()):
+                layer, place = (int(axis[0]) for axis in torch.nonzero(~torch.isfinite(losses), as_tuple=True))
+                raise NonFiniteLossError(
+                    f"the loss of layer {layer} is {float(losses[layer, place])} on row {indices[place]}: "
+                    "the model has diverged or its precision is too low; use an earlier checkpoint or float32"
+                )
+            yield LayerOutputs(list(indices), logits, losses, labels)
+            if bar is not None:
+                bar.update()
+
+
+def load_model(model: ModelOrPath) -> nn.Module:
+    """A model as it is, or loaded from a checkpoint with the class that its configuration names.
+
+    Raises:
+        InputError: There is no such checkpoint.
+        RunError: The checkpoint is damaged.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    try:
+        config = transformers.AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"no model at {model}: give a folder with config.json, or a hub name ({_line(error)})"
+        ) from None
+    name = (config.architectures or ["?"])[0]
+    architecture = getattr(transformers, name, None)
+    if architecture is None:
+        raise InputError(f"{model} was saved as {name}, which transformers does not have; load it and pass the model")
+    try:
+        loaded: nn.Module = architecture.from_pretrained(model)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise RunError(f"the checkpoint at {model} is damaged ({_line(error)}): save or download it again") from None
+    return loaded.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_tokenizer(processing_class: Any, model: ModelOrPath, data: Rows) -> Any:
+    """The tokenizer that was given, or the one stored with the checkpoint; None where the rows are not tokens."""
+    if processing_class is not None or isinstance(model, nn.Module) or "input_ids" not in data[0]:
+        return processing_class
+    try:
+        return transformers.AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise InputError(f"no tokenizer at {model}: pass processing_class ({_line(error)})") from None
+
+
+def _label(row: Row) -> Any:
+    if "labels" not in row:
+        raise InputError(f"rows must have labels, but their columns are: {', '.join(row)}; rename yours to labels")
+    return row["labels"]
+
+
+def _accepted_inputs(model: nn.Module) -> frozenset[str]:
+    """The model inputs that the (unwrapped) model's forward names."""
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return frozenset(MODEL_INPUTS) & frozenset(inspect.signature(bare.forward).parameters)
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
