@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from layerdescent.evaluation import SweepResult as SweepResult
     from layerdescent.evaluation import descent_profile as descent_profile
     from layerdescent.evaluation import robustness_sweep as robustness_sweep
-    from layerdescent.experiment import compare as compare
-    from layerdescent.experiment import train as train
+    from layerdescent.experiment import compare_recipe as compare_recipe
+    from layerdescent.experiment import train_recipe as train_recipe
     from layerdescent.perturbation import Perturbation as Perturbation
     from layerdescent.readout import Readout as Readout
     from layerdescent.readout import ReadoutSpec as ReadoutSpec
     from layerdescent.readout import register_readout as register_readout
     from layerdescent.recipes import Recipe as Recipe
     from layerdescent.recipes import load_recipe as load_recipe
+    from layerdescent.training import DescentArguments as DescentArguments
     from layerdescent.training import DescentConfig as DescentConfig
     from layerdescent.training import DescentMixin as DescentMixin
     from layerdescent.training import DescentTrainer as DescentTrainer
@@ -59,6 +60,7 @@ _HOME = {
     "DescentConfig": "training",
     "DescentTrainer": "training",
     "DescentMixin": "training",
+    "DescentArguments": "training",
     # noise and evaluation, of any checkpoint
     "Perturbation": "perturbation",
     "descent_profile": "evaluation",
@@ -69,8 +71,8 @@ _HOME = {
     "load_text": "data",
     "Recipe": "recipes",
     "load_recipe": "recipes",
-    "train": "experiment",
-    "compare": "experiment",
+    "train_recipe": "experiment",
+    "compare_recipe": "experiment",
     # what can go wrong
     "InputError": "errors",
     "RunError": "errors",
