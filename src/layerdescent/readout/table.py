@@ -1,0 +1,217 @@
+"""Which architectures can be read at every layer, and how: an explicit table, nothing is guessed.
+
+A family stands here only with its contract test (tests/readout): the readout of h_L equals the model's own logits bit
+for bit, and the readout of h_l equals a model cut off after layer l.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from layerdescent.errors import InputError
+from layerdescent.readout.losses import Losses, deberta_losses, head_losses
+
+Model = Any  # a transformers model: its submodules are named by the table, so no type says more
+Rows = Callable[[Model, Tensor, Mapping[str, Any] | None], Tensor]
+Head = Callable[[Model, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadoutSpec:
+    """How one architecture's head reads a hidden state.
+
+    For the last layer these pieces must be the model's own forward, in its order and with its modules:
+
+        logits = head(model, rows(model, hidden_states[-1], batch))
+
+    Args:
+        num_layers: model -> L, such that the model returns L + 1 hidden states.
+        rows: (model, hidden (B, S, d), batch) -> (B, d'): what the head needs of a hidden state, picked or pooled before
+            any matrix product, without random numbers. `batch` is what went into the model, or None when not given.
+        head: (model, rows (N, d')) -> logits (N, K), row by row: pooler, dropout and classifier, called as modules
+            (never through `.weight`), so that adapters act. A norm that the model applies after its last layer belongs
+            here, or into `rows` when pooling comes after it.
+        last_rows: as `rows`, for hidden_states[-1] alone, where the model returns that one already normed.
+        losses: (config, logits (..., B, K), labels) -> (..., B), the head's own loss before its mean.
+
+    Example:
+        >>> bert = ReadoutSpec(
+        ...     num_layers=lambda model: len(model.bert.encoder.layer),
+        ...     rows=lambda model, hidden, batch: hidden[:, 0],
+        ...     head=lambda model, rows: model.classifier(model.dropout(model.bert.pooler(rows[:, None]))),
+        ... )
+    """
+
+    num_layers: Callable[[Model], int]
+    rows: Rows
+    head: Head
+    last_rows: Rows | None = None
+    losses: Losses = head_losses
+
+
+def _first_token(model: Model, hidden: Tensor, batch: Mapping[str, Any] | None) -> Tensor:
+    return hidden[:, 0]
+
+
+# The poolers and heads below pick token 0 themselves, so they are given sequences of length one.
+
+
+def _bert_head(model: Model, rows: Tensor) -> Tensor:
+    return model.classifier(model.dropout(model.bert.pooler(rows[:, None])))
+
+
+def _distilbert_head(model: Model, rows: Tensor) -> Tensor:
+    return model.classifier(model.dropout(functional.relu(model.pre_classifier(rows))))
+
+
+def _albert_head(model: Model, rows: Tensor) -> Tensor:
+    return model.classifier(model.dropout(model.albert.pooler_activation(model.albert.pooler(rows))))
+
+
+def _albert_num_layers(model: Model) -> int:
+    # One group of inner layers is applied many times; every inner layer leaves a hidden state.
+    return model.config.num_hidden_layers * model.config.inner_group_num
+
+
+def _classification_head(model: Model, rows: Tensor) -> Tensor:
+    return model.classifier(rows[:, None])
+
+
+def _deberta_head(model: Model, rows: Tensor) -> Tensor:
+    return model.classifier(model.dropout(model.pooler(rows[:, None])))
+
+
+def _modernbert_rows(model: Model, hidden: Tensor, batch: Mapping[str, Any] | None) -> Tensor:
+    if model.config.classifier_pooling == "cls":
+        return model.model.final_norm(hidden[:, 0])
+    return _modernbert_last_rows(model, model.model.final_norm(hidden), batch)
+
+
+def _modernbert_last_rows(model: Model, hidden: Tensor, batch: Mapping[str, Any] | None) -> Tensor:
+    if model.config.classifier_pooling == "cls":
+        return hidden[:, 0]
+    if batch is None:
+        raise InputError(
+            "ModernBERT with classifier_pooling='mean' reads all positions: give the readout the batch too"
+        )
+    mask = batch.get("attention_mask")
+    if mask is None:
+        mask = torch.ones(hidden.shape[:2], device=hidden.device, dtype=torch.bool)
+    return (hidden * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+
+
+def _modernbert_head(model: Model, rows: Tensor) -> Tensor:
+    return model.classifier(model.drop(model.head(rows)))
+
+
+def _vit_head(model: Model, rows: Tensor) -> Tensor:
+    return model.classifier(model.vit.layernorm(rows))
+
+
+def _deit_head(model: Model, rows: Tensor) -> Tensor:
+    return model.classifier(model.deit.layernorm(rows))
+
+
+def _dinov2_rows(model: Model, hidden: Tensor, batch: Mapping[str, Any] | None) -> Tensor:
+    hidden = model.dinov2.layernorm(hidden)
+    return torch.cat([hidden[:, 0], hidden[:, 1:].mean(dim=1)], dim=1)
+
+
+def _dinov2_head(model: Model, rows: Tensor) -> Tensor:
+    return model.classifier(rows)
+
+
+READOUTS: dict[str, ReadoutSpec] = {
+    "AlbertForSequenceClassification": ReadoutSpec(num_layers=_albert_num_layers, rows=_first_token, head=_albert_head),
+    "BertForSequenceClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.bert.encoder.layer), rows=_first_token, head=_bert_head
+    ),
+    "DebertaV2ForSequenceClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.deberta.encoder.layer),
+        rows=_first_token,
+        head=_deberta_head,
+        losses=deberta_losses,
+    ),
+    "DeiTForImageClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.deit.layers), rows=_first_token, head=_deit_head
+    ),
+    "Dinov2ForImageClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.dinov2.encoder.layer), rows=_dinov2_rows, head=_dinov2_head
+    ),
+    "DistilBertForSequenceClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.distilbert.transformer.layer), rows=_first_token, head=_distilbert_head
+    ),
+    "ElectraForSequenceClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.electra.encoder.layer), rows=_first_token, head=_classification_head
+    ),
+    "MPNetForSequenceClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.mpnet.encoder.layer), rows=_first_token, head=_classification_head
+    ),
+    "ModernBertForSequenceClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.model.layers),
+        rows=_modernbert_rows,
+        last_rows=_modernbert_last_rows,
+        head=_modernbert_head,
+    ),
+    "RobertaForSequenceClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.roberta.encoder.layer), rows=_first_token, head=_classification_head
+    ),
+    "ViTForImageClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.vit.layers), rows=_first_token, head=_vit_head
+    ),
+    "XLMRobertaForSequenceClassification": ReadoutSpec(
+        num_layers=lambda model: len(model.roberta.encoder.layer), rows=_first_token, head=_classification_head
+    ),
+}
+
+
+def register_readout(architecture: str, spec: ReadoutSpec) -> None:
+    """Tell layerdescent how to read a further architecture; an entry that is there already is replaced.
+
+    Args:
+        architecture: the name of the model's class, as `type(model).__name__` gives it.
+        spec: how its head reads a hidden state.
+
+    Example:
+        >>> register_readout(
+        ...     "MyModelForSequenceClassification",
+        ...     ReadoutSpec(
+        ...         num_layers=lambda model: len(model.encoder.layers),
+        ...         rows=lambda model, hidden, batch: hidden[:, 0],
+        ...         head=lambda model, rows: model.classifier(model.norm(rows)),
+        ...     ),
+        ... )
+        >>> del READOUTS["MyModelForSequenceClassification"]
+    """
+    READOUTS[architecture] = spec
+
+
+def readout_spec(architecture: str) -> ReadoutSpec:
+    """Look an architecture up.
+
+    Args:
+        architecture: the name of a model's class.
+
+    Returns:
+        Its spec.
+
+    Raises:
+        InputError: it isn't in the table; the message shows how to register it.
+
+    Example:
+        >>> readout_spec("BertForSequenceClassification").num_layers
+        <function ...>
+    """
+    if architecture not in READOUTS:
+        raise InputError(
+            f"no readout for {architecture}: use one of {', '.join(sorted(READOUTS))}, or register it: "
+            f'layerdescent.register_readout("{architecture}", ReadoutSpec('
+            "num_layers=lambda model: len(model.encoder.layer), "
+            "rows=lambda model, hidden, batch: hidden[:, 0], "
+            "head=lambda model, rows: model.classifier(rows)))"
+        )
+    return READOUTS[architecture]
