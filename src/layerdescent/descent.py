@@ -1,7 +1,7 @@
 """Layerwise descent constraints: pure mathematics on tensors of layer losses.
 
-A model with L layers has the layer losses F_0 … F_L: the loss read from its initial representation and from the output of every
-layer. Training under descent constraints is
+A model with L layers has the layer losses F_0 … F_L: the loss read from its initial representation and from the output
+of every layer. Training under descent constraints is
 
     minimise F_L   subject to   F_l <= (1 - alpha_l) F_{l-1},   l = 1 … L                                    [P]
 
@@ -38,7 +38,8 @@ def alpha_schedule(alpha: Alpha, num_layers: int, start: int = 0) -> tuple[float
             a sequence of L numbers;
             `{"kind": "linear", "first": a, "last": b}`, equal steps from layer 1 to layer L;
             `{"kind": "cosine", "first": a, "last": b}`, half a cosine from layer 1 to layer L;
-            `{"kind": "reach", "ratio": r}`, the constant alpha with (1 - alpha)^(L - start) = r, so that feasible means F_L <= r F_start.
+            `{"kind": "reach", "ratio": r}`, the constant alpha with (1 - alpha)^(L - start) = r: feasible then means
+            F_L <= r F_start.
         num_layers: L.
         start: the layer whose loss the first constraint refers to; only `reach` uses it.
 
@@ -62,7 +63,9 @@ def alpha_schedule(alpha: Alpha, num_layers: int, start: int = 0) -> tuple[float
         values = _named_schedule(alpha, num_layers, start)
     elif isinstance(alpha, Sequence) and not isinstance(alpha, str):
         if len(alpha) != num_layers:
-            raise InputError(f"alpha has {len(alpha)} values for {num_layers} layers: give one number, or one for each layer")
+            raise InputError(
+                f"alpha has {len(alpha)} values for {num_layers} layers: give one number, or one for each layer"
+            )
         values = tuple(_number("alpha", value) for value in alpha)
     else:
         values = (_number("alpha", alpha),) * num_layers
@@ -111,7 +114,8 @@ class DescentConstraints:
     A later `first_layer`, or a `grid`, thins the nodes; alpha is compounded between them:
     1 - alpha_(n, m] = prod_{n<k<=m} (1 - alpha_k).
 
-    The cumulative form never punishes an early layer for being good; the difference form does when it leaves too little room above it.
+    The cumulative form never punishes an early layer for being good; the difference form does when that leaves too
+    little room above it.
 
     Args:
         num_layers: L, the number of layers.
@@ -119,14 +123,16 @@ class DescentConstraints:
         form: `"difference"`, `"ratio"` or `"cumulative"`.
         first_layer: the first constrained layer l; its reference is F_{l-1}.
         grid: the nodes themselves, ascending, the last one L (instead of `first_layer`).
-        detach_initial: the loss of the first node enters as a constant. Its Lagrangian weight is never positive, so with a
-            trainable readout the gradient would pay the readout for failing on Phi_0, without bound [D]; hence on by default [C].
-        detach_previous: F_{l-1} enters every constraint as a constant. Nothing is then paid for making layer l-1 worse, but
-            the dynamics have no saddle point where the only feasible route is a worse layer l-1: use it with resilience only [D].
-            Off by default, as the stated Lagrangian has it.
-        clip_weights: negative Lagrangian weights become 0 in the gradient (another guard against inflated early layers [C]).
-        tolerance: relative violation up to which a constraint counts as met; None means alpha/5. Never more than alpha/2 of
-            the constraint in question, or a rising loss would pass [C].
+        detach_initial: the loss of the first node enters as a constant. Its Lagrangian weight is never positive, so with
+            a trainable readout the gradient would pay the readout for failing on Phi_0, without bound [D]; hence on by
+            default [C].
+        detach_previous: F_{l-1} enters every constraint as a constant. Nothing is then paid for making layer l-1
+            worse, but the dynamics have no saddle point where the only feasible route is a worse layer l-1: use it
+            with resilience only [D]. Off by default, as the stated Lagrangian has it.
+        clip_weights: negative Lagrangian weights become 0 in the gradient (another guard against inflated early
+            layers [C]).
+        tolerance: relative violation up to which a constraint counts as met; None means alpha/5. Never more than
+            alpha/2 of the constraint in question, or a rising loss would pass [C].
 
     Raises:
         InputError: a value that cannot be; the message names the field.
@@ -166,11 +172,15 @@ class DescentConstraints:
 
     def _check_grid(self, grid: tuple[int, ...]) -> None:
         if self.first_layer != 1:
-            raise InputError("first_layer and grid are both given: a grid starts at its own first entry, leave first_layer out")
+            raise InputError(
+                "first_layer and grid are both given: a grid starts at its own first entry, leave first_layer out"
+            )
         if len(grid) < 2 or any(a >= b for a, b in pairwise(grid)):
             raise InputError(f"grid is {list(grid)}: give at least two layers in ascending order")
         if grid[0] < 0 or grid[-1] != self.num_layers:
-            raise InputError(f"grid is {list(grid)}: it must lie within 0 to {self.num_layers} and end at {self.num_layers}")
+            raise InputError(
+                f"grid is {list(grid)}: it must lie within 0 to {self.num_layers} and end at {self.num_layers}"
+            )
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
@@ -208,7 +218,8 @@ class DescentConstraints:
     def _check(self, losses: Tensor) -> None:
         if losses.shape[-1] != self.num_layers + 1:
             raise InputError(
-                f"{losses.shape[-1]} layer losses for a model of {self.num_layers} layers: give F_0 to F_{self.num_layers}, {self.num_layers + 1} values"
+                f"{losses.shape[-1]} layer losses for a model of {self.num_layers} layers: "
+                f"give F_0 to F_{self.num_layers}, {self.num_layers + 1} values"
             )
 
     def violations(self, losses: Tensor) -> Tensor:
@@ -218,8 +229,8 @@ class DescentConstraints:
             losses: layer losses, shape (..., L+1), in the units of the loss.
 
         Returns:
-            Shape (..., C), one value for each of `nodes[1:]`. Linear in the losses in the difference and cumulative forms, so that there the
-            mean over samples of c is the c of the means.
+            Shape (..., C), one value for each of `nodes[1:]`. Linear in the losses in the difference and cumulative
+            forms, so that there the mean over samples of c is the c of the means.
         """
         self._check(losses)
         kept = losses.new_tensor(self._kept)
@@ -227,7 +238,7 @@ class DescentConstraints:
         return current / base - kept if self.form == "ratio" else current - kept * base
 
     def references(self, losses: Tensor) -> Tensor:
-        """What a violation is measured against to be free of units: F_{l-1}, or 1 in the ratio form [C]. Shape (..., C)."""
+        """What makes a violation free of units: F_{l-1}, or 1 in the ratio form [C]. Shape (..., C)."""
         self._check(losses)
         previous = losses[..., list(self.nodes[:-1])]
         return torch.ones_like(previous) if self.form == "ratio" else previous
@@ -240,7 +251,9 @@ class DescentConstraints:
     def _coefficients(self, multipliers: Tensor, losses: Tensor | None) -> tuple[Tensor, Tensor]:
         """The derivatives of sum_j lambda_j c_j by each constraint's own loss and by the loss it is compared with."""
         if multipliers.shape != (len(self.steps),):
-            raise InputError(f"{tuple(multipliers.shape)} multipliers for {len(self.steps)} constraints: give one for each")
+            raise InputError(
+                f"{tuple(multipliers.shape)} multipliers for {len(self.steps)} constraints: give one for each"
+            )
         if self.form != "ratio":
             return multipliers, -multipliers * multipliers.new_tensor(self._kept)
         if losses is None:
@@ -258,7 +271,7 @@ class DescentConstraints:
     def weights(self, multipliers: Tensor, losses: Tensor | None = None) -> Tensor:
         """The Lagrangian weights w_0 … w_L: the derivative of the Lagrangian by every layer loss.
 
-            w_L = 1 + lambda_L,   w_l = lambda_l - (1 - alpha_{l+1}) lambda_{l+1},   w_0 = -(1 - alpha_1) lambda_1              [D]
+            w_L = 1 + lambda_L,   w_l = lambda_l - (1 - alpha_{l+1}) lambda_{l+1},   w_0 = -(1 - alpha_1) lambda_1   [D]
 
         Args:
             multipliers: lambda, shape (C,).
@@ -270,7 +283,7 @@ class DescentConstraints:
         return self._scatter(*self._coefficients(multipliers, losses))
 
     def gradient_weights(self, multipliers: Tensor, losses: Tensor | None = None) -> Tensor:
-        """The weights that the gradient of each layer loss really gets: `weights` after detaching and clipping. Shape (L+1,)."""
+        """The weights that the layer losses' gradients really get: `weights` detached and clipped. Shape (L+1,)."""
         own, base = self._coefficients(multipliers, losses)
         constant = [self.detach_previous or (self.detach_initial and node == self.nodes[0]) for node in self._bases]
         weights = self._scatter(own, base.masked_fill(torch.tensor(constant, device=base.device), 0))
@@ -279,9 +292,9 @@ class DescentConstraints:
     def lagrangian(self, losses: Tensor, multipliers: Tensor) -> Tensor:
         """The Lagrangian F_L + sum_l lambda_l c_l, to be minimised in the model's parameters at fixed multipliers.
 
-        Its value is the stated Lagrangian; its gradient is sum_l g_l grad F_l with g = `gradient_weights`, in one backward pass. Terms
-        with g_l = 0 are left out rather than multiplied by 0: an infinite loss of an unconstrained layer does no harm, and with
-        lambda = 0 this is F_L to the last bit.
+        Its value is the stated Lagrangian; its gradient is sum_l g_l grad F_l with g = `gradient_weights`, in one
+        backward pass. Terms with g_l = 0 are left out rather than multiplied by 0: an infinite loss of an unconstrained
+        layer does no harm, and with lambda = 0 this is F_L to the last bit.
 
         Args:
             losses: layer losses, shape (L+1,), differentiable.
@@ -292,12 +305,16 @@ class DescentConstraints:
         """
         self._check(losses)
         weights = self.gradient_weights(multipliers, losses)
-        surrogate = sum((w * losses[layer] for layer, w in enumerate(weights.tolist()) if w != 0), start=losses.new_zeros(()))
+        surrogate = sum(
+            (w * losses[layer] for layer, w in enumerate(weights.tolist()) if w != 0), start=losses.new_zeros(())
+        )
         with torch.no_grad():
             active = multipliers.nonzero().flatten()
             value = losses[-1]
             if len(active):
-                value = value + (multipliers[active].to(losses) * self.violations(losses)[active.to(losses.device)]).sum()
+                value = (
+                    value + (multipliers[active].to(losses) * self.violations(losses)[active.to(losses.device)]).sum()
+                )
             # Without an active constraint the correction must be 0 even where F_L is not finite.
             constant = value - surrogate if len(active) else torch.zeros_like(surrogate)
         return surrogate + constant
@@ -333,11 +350,12 @@ def feasible(losses: ArrayLike | Tensor, constraints: DescentConstraints) -> boo
 def shown(
     per_sample_losses: ArrayLike | Tensor, constraints: DescentConstraints, confidence: float = 0.95, seed: int = 0
 ) -> bool:
-    """Whether the data show that every constraint is met: the simultaneous one-sided upper bound on each mean c_l lies below 0.
+    """Whether the data show every constraint met: the simultaneous one-sided upper bound on each mean c_l lies below 0.
 
     Args:
         per_sample_losses: shape (N, L+1), or (S, N, L+1) for S training seeds measured on the same N samples.
-        constraints: the constraints. The ratio form is judged by its equivalent difference form, which is linear in the losses.
+        constraints: the constraints. The ratio form is judged by its equivalent difference form, which is linear in the
+            losses.
         confidence: that of all bounds together.
         seed: of the bootstrap.
 
@@ -347,7 +365,9 @@ def shown(
 
     losses = torch.from_numpy(_as_array(per_sample_losses))
     form: Form = "cumulative" if constraints.form == "cumulative" else "difference"
-    linear = DescentConstraints(num_layers=constraints.num_layers, alpha=constraints.alphas, form=form, grid=constraints.nodes)
+    linear = DescentConstraints(
+        num_layers=constraints.num_layers, alpha=constraints.alphas, form=form, grid=constraints.nodes
+    )
     bounds = simultaneous_upper_bounds(linear.violations(losses).numpy(), confidence=confidence, seed=seed)
     return bool((bounds < 0).all())
 
@@ -365,9 +385,9 @@ def largest_alpha(ratio: float, num_layers: int) -> float:
 
 
 def loss_floors(constraints: DescentConstraints, best: float) -> tuple[float, ...]:
-    """How low the loss of each node may be so that the layers above it can still descend to `best`: F_l >= F* / prod_{k>l} (1 - alpha_k).
+    """How low the loss of each node may be for the layers above it to descend to `best`: F* / prod_{k>l} (1 - alpha_k).
 
-    The cumulative form has no such floor, except for the first node. Returns one value for each of `constraints.nodes` [D].
+    The cumulative form has no such floor, except for the first node. One value for each of `constraints.nodes` [D].
     """
     keep = [1 - step for step in constraints.steps]
     floors = [best / math.prod(keep[j:]) for j in range(len(keep) + 1)]
@@ -388,7 +408,8 @@ def feasibility_advice(constraints: DescentConstraints, losses: ArrayLike | Tens
     Example:
         >>> constraints = DescentConstraints(num_layers=6, alpha=0.2)
         >>> feasibility_advice(constraints, [1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.5])
-        'alpha above 0.109 cannot be met here: 0.2 over 6 layers asks for F_6 <= 0.26 F_0 and 0.50 F_0 was reached; below it may still fail'
+        'alpha above 0.109 cannot be met here: 0.2 over 6 layers asks for F_6 <= 0.26 F_0 and 0.50 F_0 was reached;
+        below it may still fail'
     """
     values = _as_array(losses)
     nodes, last = constraints.nodes, constraints.num_layers
@@ -396,18 +417,25 @@ def feasibility_advice(constraints: DescentConstraints, losses: ArrayLike | Tens
     ratio, asked = reached / float(values[nodes[0]]), math.prod(1 - step for step in constraints.steps)
     span = last - nodes[0]
     alpha = f"{constraints.alphas[-1]:.3g}" if len(set(constraints.alphas)) == 1 else "this schedule"
-    demand = f"{alpha} over {span} layers asks for F_{last} <= {asked:.2f} F_{nodes[0]} and {ratio:.2f} F_{nodes[0]} was reached"
+    demand = (
+        f"{alpha} over {span} layers asks for F_{last} <= {asked:.2f} F_{nodes[0]} "
+        f"and {ratio:.2f} F_{nodes[0]} was reached"
+    )
     limit = f"alpha above {largest_alpha(ratio, span):.3f} cannot be met here"
     if asked < ratio:
         return f"{limit}: {demand}; below it may still fail"
-    low = [n for n, floor in zip(nodes[1:-1], loss_floors(constraints, reached)[1:-1], strict=True) if values[n] < floor]
+    floors = loss_floors(constraints, reached)
+    low = [n for n, floor in zip(nodes[1:-1], floors[1:-1], strict=True) if values[n] < floor]
     if low:
         named = f"layer {low[0]} is" if len(low) == 1 else f"layers {', '.join(map(str, low))} are"
-        return f"{named} already so good that the layers above cannot each lower the loss by their alpha; use a smaller alpha, resilience or the cumulative form"
+        return (
+            f"{named} already so good that the layers above cannot each lower the loss by their alpha; "
+            "use a smaller alpha, resilience or the cumulative form"
+        )
     return f"{demand}: this rule allows it, though it may still fail; {limit}"
 
 
 def _as_array(losses: ArrayLike | Tensor) -> np.ndarray:
-    return (losses.detach().cpu().double().numpy() if isinstance(losses, Tensor) else np.asarray(losses, dtype=np.float64)).copy()
-
-
+    if isinstance(losses, Tensor):
+        losses = losses.detach().cpu().double().numpy()
+    return np.array(losses, dtype=np.float64)

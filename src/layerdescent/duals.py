@@ -48,24 +48,25 @@ class Multipliers:
 
     One dual step, with the layer losses averaged over the whole optimiser step:
 
-        lambda_l <- max(0, lambda_l + lr * (min(c_l / ref_l, cap) - lambda_l / rho))                                            [D]
+        lambda_l <- max(0, lambda_l + lr * (min(c_l / ref_l, cap) - lambda_l / rho))                                 [D]
 
-    The relative violation makes lambda and lr free of the loss's units [C]; the Lagrangian itself keeps the raw c_l. Resilience
-    (rho) allows c_l <= ref_l u_l at the price (rho/2) sum_l ref_l u_l^2 [P: a slack with quadratic penalty; D: this form]: for
-    fixed lambda the best slack is u_l = lambda_l / rho, which makes the step above a leaky one. The smaller rho, the more is
-    forgiven. Without resilience an infeasible alpha drives lambda up without bound; with it lambda <= rho * max c/ref.
+    The relative violation makes lambda and lr free of the loss's units [C]; the Lagrangian itself keeps the raw c_l.
+    Resilience (rho) allows c_l <= ref_l u_l at the price (rho/2) sum_l ref_l u_l^2 [P: a slack with quadratic penalty;
+    D: this form]: for fixed lambda the best slack is u_l = lambda_l / rho, which makes the step above a leaky one. The
+    smaller rho, the more is forgiven. Without resilience an infeasible alpha drives lambda up without bound; with it
+    lambda <= rho * max c/ref.
 
-    The state lives on the CPU, in single precision by default, whatever the model's device and precision: it is L numbers, and
-    weights that are plain Python numbers need no synchronisation in the forward pass.
+    The state lives on the CPU, in single precision by default, whatever the model's device and precision: it is L numbers,
+    and weights that are plain Python numbers need no synchronisation in the forward pass.
 
     Args:
         constraints: the constraints, one multiplier for each.
         lr: dual step size (dimensionless), at least 0; at 0 the multipliers stay 0 and training is plain ERM.
         resilience: rho, or None for hard constraints. Must exceed `lr`, or the step overshoots its own fixed point.
-        reference: `"previous"`: ref_l = running mean of F_{l-1}; `"initial"`: of the first node's loss for all (fails where F_0 is
-            off scale, as in language models with tied embeddings).
-        violation_cap: the most that one dual step may see of a relative violation; None for no cap. One spike early in training
-            would otherwise wind a multiplier up for thousands of steps.
+        reference: `"previous"`: ref_l = running mean of F_{l-1}; `"initial"`: of the first node's loss for all (fails
+            where F_0 is off scale, as in language models with tied embeddings).
+        violation_cap: the most that one dual step may see of a relative violation; None for no cap. One spike early in
+            training would otherwise wind a multiplier up for thousands of steps.
         max_value: an upper bound on every multiplier; None for none.
         warmup_steps: optimiser steps before the first dual step.
         dual_every: dual step every so many optimiser steps, on their mean; or `"epoch"`, at each `end_epoch`.
@@ -97,7 +98,10 @@ class Multipliers:
         if not 0 <= lr < float("inf"):
             raise InputError(f"lr of the multipliers is {lr:g}: it must be at least 0")
         if resilience is not None and not resilience > lr:
-            raise InputError(f"resilience is {resilience:g} with lr {lr:g}: rho must exceed the dual step size, or the multipliers chatter")
+            raise InputError(
+                f"resilience is {resilience:g} with lr {lr:g}: "
+                "rho must exceed the dual step size, or the multipliers chatter"
+            )
         if reference not in REFERENCES:
             raise InputError(f"reference is {reference!r}: choose one of {', '.join(REFERENCES)}")
         for name, value in (("violation_cap", violation_cap), ("max_value", max_value)):
@@ -124,7 +128,7 @@ class Multipliers:
 
     @property
     def slacks(self) -> Tensor:
-        """The slack u_l = lambda_l / rho that resilience grants each constraint, shape (C,); zeros without resilience."""
+        """The slack u_l = lambda_l / rho that each constraint is granted, shape (C,); zeros without resilience."""
         return torch.zeros_like(self.values) if self.resilience is None else self.values / self.resilience
 
     def lagrangian(self, losses: Tensor) -> Tensor:
@@ -135,7 +139,7 @@ class Multipliers:
         """Count one optimiser step and, when one is due, take the dual step.
 
         Args:
-            losses: layer losses of shape (L+1,), averaged over the whole optimiser step: all micro-batches and all ranks.
+            losses: layer losses of shape (L+1,), averaged over the whole optimiser step, all micro-batches and all ranks.
 
         Returns:
             What the dual step did, or None where none was due.
@@ -145,7 +149,10 @@ class Multipliers:
         """
         losses = losses.detach().to("cpu", self.values.dtype)
         if losses.shape != self._pending.shape:
-            raise InputError(f"layer losses of shape {tuple(losses.shape)}: give F_0 to F_{self.constraints.num_layers}, averaged over the step")
+            raise InputError(
+                f"layer losses of shape {tuple(losses.shape)}: "
+                f"give F_0 to F_{self.constraints.num_layers}, averaged over the step"
+            )
         broken = [n for n in self.constraints.nodes if not losses[n].isfinite()]
         if broken:
             raise NonFiniteLossError(
@@ -172,7 +179,9 @@ class Multipliers:
         if self.reference == "initial":
             references = references[:1].expand_as(references)
         seen = self._references > 0
-        self._references = torch.where(seen, REFERENCE_DECAY * self._references + (1 - REFERENCE_DECAY) * references, references)
+        self._references = torch.where(
+            seen, REFERENCE_DECAY * self._references + (1 - REFERENCE_DECAY) * references, references
+        )
 
         relative = violations / self._references.clamp_min(torch.finfo(losses.dtype).tiny)
         cap = float("inf") if self.violation_cap is None else self.violation_cap
@@ -195,7 +204,7 @@ class Multipliers:
         """Take up a state that `state_dict` gave.
 
         Raises:
-            RunError: entries missing, of another shape (other constraints), or not finite; the present state is untouched.
+            RunError: entries missing, of another shape (other constraints), or not finite; the present state stays.
         """
         own = self.state_dict()
         for name, present in own.items():
@@ -203,11 +212,14 @@ class Multipliers:
                 raise RunError(f"the saved multipliers lack {name!r}: the file is damaged or not one of ours")
             if state[name].shape != present.shape:
                 raise RunError(
-                    f"the saved multipliers' {name} has shape {tuple(state[name].shape)}, these constraints need {tuple(present.shape)}: "
+                    f"the saved multipliers' {name} has shape {tuple(state[name].shape)}, "
+                    f"these constraints need {tuple(present.shape)}: "
                     "resume with the constraints that the run was started with"
                 )
             # Layers outside the constraints may pend as NaN; everything else must be a number.
             if name != "pending" and not state[name].isfinite().all():
                 raise RunError(f"the saved multipliers' {name} is not finite: the file is damaged")
-        self.values, self._references, self._pending = (state[name].to(own[name]).clone() for name in ("values", "references", "pending"))
+        self.values, self._references, self._pending = (
+            state[name].to(own[name]).clone() for name in ("values", "references", "pending")
+        )
         self._pending_steps, self._steps = int(state["pending_steps"]), int(state["steps"])
