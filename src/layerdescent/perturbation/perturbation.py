@@ -1,0 +1,274 @@
+"""`Perturbation`: noise of one kind and strength, put on any model's word embeddings."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from layerdescent.errors import InputError
+from layerdescent.perturbation.calibration import replacing_scale
+from layerdescent.perturbation.lookups import Tokens, rewritten_lookups
+from layerdescent.perturbation.noise import KINDS, Kind, NoiseStream
+from layerdescent.perturbation.vocabulary import (
+    embedding_scale,
+    embedding_table,
+    nearest_rows,
+    pad_id,
+    special_ids,
+    word_embedding,
+)
+
+
+@dataclass
+class _Tally:
+    eligible: int = 0
+    replaced: int = 0
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """Noise on word embeddings, before positions are added to them.
+
+        gaussian, uniform   e~ = e + gamma * s * n                     n of unit variance, N(0, 1) or U(-sqrt 3, sqrt 3)
+        discrete            e~ = the row of the vocabulary nearest to e + gamma * s * n, n metric-privacy noise of unit
+        variance
+
+    s is the RMS of the entries of the model's own embedding matrix. A token's n is fixed by (seed, the ids of its
+    sample, its position in it): it depends neither on batch, order, padding or device, nor on the model, as long as the
+    width is the same. In `generate` with a cache the ids are the prompt's, and the tokens that follow get the next rows
+    of the same noise.
+
+    Padding never gets noise, and special tokens only when asked to. No token is replaced by a special one, nor by a row
+    beyond the tokenizer's last; it keeps its own row when that is as near as any other. Below a threshold discrete
+    noise does nothing at all, so it is better indexed by the expected share of replaced tokens: see `calibrate`.
+
+    Args:
+        kind: "gaussian", "uniform" or "discrete".
+        gamma: noise strength in units of s, at least 0.
+        share: discrete noise only: expected share of the tokens that are replaced, in (0, 1).
+        seed: noise seed.
+        special_tokens: put noise on [CLS], [SEP], <s> … too.
+
+    Raises:
+        InputError: an unknown kind, gamma below 0, a share outside (0, 1) or for another kind, neither of the two.
+
+    Source: gaussian, uniform and discrete noise of strength gamma on token embeddings [P]; unit, keys, the nearest row
+        under metric-privacy
+    noise (Feyisetan et al. 2020) and the share as an index are ours [C].
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1)).eval()
+        >>> ids = torch.tensor([[5, 6, 7]])
+        >>> perturbation = Perturbation("gaussian", gamma=1.5, special_tokens=True)
+        >>> perturbation.label
+        'gaussian 1.5'
+        >>> with perturbation.on(model), torch.no_grad():
+        ...     noisy = model(ids).last_hidden_state
+        >>> bool((noisy == model(ids).last_hidden_state).all())
+        False
+    """
+
+    kind: Kind
+    gamma: float | None = None
+    share: float | None = None
+    seed: int = 0
+    special_tokens: bool = False
+    _tally: _Tally = field(default_factory=_Tally, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if self.kind not in KINDS:
+            raise InputError(f"kind={self.kind!r} is no noise: choose one of {', '.join(KINDS)}")
+        if self.share is not None and self.kind != "discrete":
+            raise InputError(
+                f"share={self.share} is for discrete noise; {self.kind} noise replaces no tokens: give gamma"
+            )
+        if self.gamma is None and self.share is None:
+            given = "gamma or share" if self.kind == "discrete" else "gamma"
+            raise InputError(f"{self.kind} noise needs a strength: give {given}")
+        if self.gamma is not None and not (_is_number(self.gamma) and 0 <= self.gamma < math.inf):
+            raise InputError(f"gamma={self.gamma!r} must be a finite number of at least 0")
+        if self.share is not None and not (_is_number(self.share) and 0 < self.share < 1):
+            raise InputError(f"share={self.share!r} must be a number between 0 and 1, both excluded")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InputError(f"seed={self.seed!r} must be an integer")
+
+    @property
+    def label(self) -> str:
+        """What a table or an axis calls it: "gaussian 1.5", "discrete 25 %"."""
+        return f"{self.kind} {self.gamma:g}" if self.share is None else f"{self.kind} {100 * self.share:g} %"
+
+    @property
+    def realised_share(self) -> float | None:
+        """Replaced tokens / tokens that might have been, over all forward passes of the last `on` context; None if there were none."""
+        return self._tally.replaced / self._tally.eligible if self._tally.eligible else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON can hold them; `from_dict` is the way back."""
+        return {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build a perturbation from what `to_dict` gave.
+
+        Raises:
+            InputError: a field that does not exist, no kind, or a value that the constructor refuses.
+        """
+        known = [f.name for f in fields(cls) if f.init]
+        unknown = sorted(set(values) - set(known))
+        if unknown or "kind" not in values:
+            asked = f"unknown field {', '.join(unknown)}" if unknown else "no kind"
+            raise InputError(f"{asked} in a perturbation: its fields are {', '.join(known)}")
+        return cls(**values)
+
+    @contextmanager
+    def on(self, model: nn.Module, tokenizer: Any = None) -> Iterator[Self]:
+        """Put the noise on every forward pass of the model inside the `with` block.
+
+        A forward hook on `model.get_input_embeddings()` adds it, so gradients flow as usual, and the hook is gone when
+        the block ends, however it ends. The scale s is taken on entry.
+
+        Args:
+            model: any Hugging Face model with a word embedding, PEFT wrapper included.
+            tokenizer: names the special tokens; without it the model's config has to.
+
+        Yields:
+            This perturbation, whose `realised_share` counts from here.
+
+        Raises:
+            InputError: no gamma yet, no word embedding, special tokens unknown, another perturbation on the model; and
+                in a forward pass inputs_embeds instead of input_ids or a mask that does not fit.
+        """
+        if self.gamma is None:
+            raise InputError(
+                f"share={self.share:g} has no gamma yet: use `perturbation.calibrate(model, samples, tokenizer)`, which returns one that has"
+            )
+        embedding = word_embedding(model)
+        self._tally.eligible = self._tally.replaced = 0
+        scale = self.gamma * embedding_scale(model)
+        noisy = _NoisyLookup(self, embedding, scale, *self._vocabulary(model, embedding, tokenizer))
+        with rewritten_lookups(model, embedding, noisy, pad_id(model, tokenizer)):
+            yield self
+
+    def calibrate(self, model: nn.Module, samples: Sequence[Sequence[int]], tokenizer: Any = None) -> Self:
+        """Find the gamma at which the asked share of tokens is replaced.
+
+        Args:
+            model: the model whose vocabulary is used; another model with other embeddings needs its own gamma.
+            samples: token ids of validation samples; padding is left out. At most 4,096 tokens are used, so the cost is
+                bounded.
+            tokenizer: as in `on`.
+
+        Returns:
+            The same perturbation with gamma set, so that `on` can use it.
+
+        Raises:
+            InputError: not discrete, no share given, no tokens, or a share that no noise reaches.
+
+        Example:
+            >>> from transformers import BertConfig, BertModel
+            >>> model = BertModel(BertConfig(vocab_size=99, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, eos_token_id=1))
+            >>> samples = [[i, j, 1] for i in range(2, 22) for j in range(2, 12)]
+            >>> half = Perturbation("discrete", share=0.5).calibrate(model, samples)
+            >>> with half.on(model), torch.no_grad():
+            ...     _ = model(torch.tensor(samples))
+            >>> half.realised_share
+            0.5
+        """
+        if self.share is None:
+            raise InputError(
+                f"calibrate finds the gamma for a share, but this perturbation ({self.label}) has none: it is ready as it is"
+            )
+        padding = pad_id(model, tokenizer)
+        embedding = word_embedding(model)
+        untouched, allowed = self._vocabulary(model, embedding, tokenizer)
+        scale = replacing_scale(
+            [[i for i in sample if i != padding] for sample in samples],
+            self.share,
+            seed=self.seed,
+            table=embedding_table(embedding),
+            allowed=allowed,
+            untouched=untouched,
+        )
+        return replace(self, gamma=scale / embedding_scale(model))
+
+    def _vocabulary(self, model: nn.Module, embedding: nn.Module, tokenizer: Any) -> tuple[list[int], Tensor]:
+        """Return the ids that get no noise, and a (V,) mask of the rows that may replace a token."""
+        if self.special_tokens and self.kind != "discrete":
+            return [], torch.empty(0, dtype=torch.bool)
+        special = special_ids(model, tokenizer)
+        weight: Tensor = embedding.weight  # type: ignore[assignment]
+        allowed = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
+        allowed[[i for i in special if i < len(allowed)]] = False
+        if hasattr(tokenizer, "__len__"):
+            allowed[len(tokenizer) :] = False  # rows that only round the matrix up to a convenient size
+        return ([] if self.special_tokens else special), allowed
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class _NoisyLookup:
+    """What a perturbation does to one lookup; remembers the noise streams of the prompts in the key-value cache."""
+
+    def __init__(
+        self, perturbation: Perturbation, embedding: nn.Module, scale: float, untouched: list[int], allowed: Tensor
+    ) -> None:
+        self.perturbation, self.embedding, self.scale = perturbation, embedding, scale
+        self.untouched, self.allowed = untouched, allowed
+        self.streams: list[NoiseStream] = []
+
+    def __call__(self, tokens: Tokens, embeddings: Tensor) -> Tensor | None:
+        chosen = tokens.real & ~np.isin(tokens.ids, self.untouched)
+        self.perturbation._tally.eligible += int(chosen.sum())
+        if self.scale == 0:
+            return None
+        noise = torch.from_numpy(self._noise(tokens, chosen, embeddings.shape[-1]))
+        if self.perturbation.kind == "discrete":
+            return self._replace(tokens.ids, chosen, noise, embeddings)
+        return (embeddings.float() + noise.to(embeddings.device)).to(embeddings.dtype)
+
+    def _noise(self, tokens: Tokens, chosen: NDArray[np.bool_], dim: int) -> NDArray[np.float32]:
+        """Return gamma * s * n of shape (B, T, d), zero where no noise belongs."""
+        if tokens.before is None:
+            self.streams = [
+                NoiseStream(self.perturbation.kind, self.perturbation.seed, ids[real], dim)
+                for ids, real in zip(tokens.ids, tokens.real, strict=True)
+            ]
+        elif len(tokens.before) != len(self.streams):
+            raise InputError(
+                f"the key-value cache holds {len(tokens.before)} prompts that this perturbation has not seen: "
+                "run the prompt inside the `with` block too"
+            )
+        starts = np.zeros(len(tokens.ids), dtype=np.int64) if tokens.before is None else tokens.before
+        noise = np.zeros((*tokens.ids.shape, dim), dtype=np.float32)
+        for row, real, stream, start in zip(noise, tokens.real, self.streams, starts, strict=True):
+            row[real] = stream.rows(int(real.sum()), int(start)) * np.float32(self.scale)
+        noise[~chosen] = 0
+        return noise
+
+    @torch.no_grad()
+    def _nearest(self, own: Tensor, noise: Tensor, table: Tensor) -> Tensor:
+        points = table[own].float() + noise
+        rows, squared = nearest_rows(points, table, self.allowed)
+        own_squared = (points.double() - table[own].double()).square().sum(dim=1)
+        return torch.where(squared < own_squared, rows, own)
+
+    def _replace(self, ids: NDArray[np.int64], chosen: NDArray[np.bool_], noise: Tensor, embeddings: Tensor) -> Tensor:
+        table = embedding_table(self.embedding)
+        at = torch.from_numpy(chosen).to(table.device)
+        own = torch.from_numpy(ids).to(table.device)
+        new = own.clone()
+        new[at] = self._nearest(own[at], noise.to(table.device)[at], table)
+        replaced = new != own
+        self.perturbation._tally.replaced += int(replaced.sum())
+        # forward(), not a call: the row as the lookup gives it, without coming back to this hook.
+        return torch.where(replaced.unsqueeze(-1), self.embedding.forward(new), embeddings)
