@@ -1,8 +1,8 @@
 """From rows of a data set to per-sample outputs of every layer, a batch at a time.
 
-A row is `{"input_ids": [...], "attention_mask": [...], "labels": ...}` (with `token_type_ids` where the model has them) or
-`{"pixel_values": ..., "labels": ...}`. Rows of similar length share a batch, so that little is padded; what comes out
-carries the rows' positions in the data, so that results can be put back in order.
+A row is `{"input_ids": [...], "attention_mask": [...], "labels": ...}` (with `token_type_ids` where the model has them)
+or `{"pixel_values": ..., "labels": ...}`. Rows of similar length share a batch, so that little is padded; what comes
+out carries the rows' positions in the data, so that results can be put back in order.
 """
 
 import inspect
@@ -35,7 +35,7 @@ MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pixel_values")
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """What every layer says about one batch: `logits` (n, B, K), `losses` (n, B) fp32, `labels`, and the rows' places."""
+    """What every layer says about one batch: `logits` (n, B, K), `losses` (n, B) fp32, labels, and the rows' places."""
 
     indices: list[int]
     logits: Tensor
@@ -98,41 +98,47 @@ def collate(rows: Rows, processing_class: Any = None) -> dict[str, Tensor]:
     return {name: torch.stack([torch.as_tensor(feature[name]) for feature in features]) for name in features[0]}
 
 
-def problem_type(model: nn.Module, data: Rows) -> ProblemType:
+def problem_type(readout: Readout, data: Rows) -> ProblemType:
     """Which loss a model's head has, decided as transformers decides it.
 
     Raises:
         InputError: The rows have no labels.
     """
-    config: Any = model.config
-    if getattr(config, "problem_type", None):
+    config: Any = readout.model.config
+    if config.problem_type is not None:
         return config.problem_type
     if config.num_labels == 1:
         return "regression"
     return "single_label_classification" if np.ndim(_label(data[0])) == 0 else "multi_label_classification"
 
 
-def labels_of(data: Rows, kind: ProblemType, num_labels: int) -> NDArray[Any]:
+def labels_of(data: Rows, kind: ProblemType, num_labels: int | None = None) -> NDArray[Any]:
     """The labels of all rows: (N,) int64 for one label a row, else float32 (N,) or (N, K).
+
+    Args:
+        data: The rows.
+        kind: The problem type.
+        num_labels: The head's number of outputs, to check against; None to take the labels as they are.
 
     Raises:
         InputError: Missing labels, or labels that the head has no output for.
     """
     labels = np.asarray([_label(row) for row in data])
     if kind != "single_label_classification":
-        if kind == "multi_label_classification" and labels.shape != (len(data), num_labels):
+        if kind == "multi_label_classification" and num_labels is not None and labels.shape[1:] != (num_labels,):
             raise InputError(
                 f"multi-label rows need {num_labels} labels each, but the labels' shape is {labels.shape[1:]}"
             )
         return labels.astype(np.float32)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise InputError(f"labels must be one integer a row, but row 0 has {data[0]['labels']!r}; number the classes")
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_labels))
-    if wrong.size:
-        raise InputError(
-            f"labels must lie in 0 … {num_labels - 1}, but row {wrong[0]} has {labels[wrong[0]]}; "
-            "load a model with that many labels, or map them"
-        )
+    if num_labels is not None:
+        wrong = np.flatnonzero((labels < 0) | (labels >= num_labels))
+        if wrong.size:
+            raise InputError(
+                f"labels must lie in 0 … {num_labels - 1}, but row {wrong[0]} has {labels[wrong[0]]}; "
+                "load a model with that many labels, or map them"
+            )
     return labels.astype(np.int64)
 
 
@@ -196,7 +202,7 @@ def layer_outputs(
     """
     readout = Readout.for_model(model)
     device = next(model.parameters()).device
-    accepted = _accepted_inputs(model)
+    accepted = set(inspect.signature(readout.model.forward).parameters)
     noise: AbstractContextManager[Any] = nullcontext()
     if perturbation is not None:
         noise = perturbation.on(model, processing_class)
@@ -263,12 +269,6 @@ def _label(row: Row) -> Any:
     if "labels" not in row:
         raise InputError(f"rows must have labels, but their columns are: {', '.join(row)}; rename yours to labels")
     return row["labels"]
-
-
-def _accepted_inputs(model: nn.Module) -> frozenset[str]:
-    """The model inputs that the (unwrapped) model's forward names."""
-    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return frozenset(MODEL_INPUTS) & frozenset(inspect.signature(bare.forward).parameters)
 
 
 def _line(error: Exception) -> str:

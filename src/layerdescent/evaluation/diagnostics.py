@@ -4,7 +4,7 @@ A falling loss can be faked, because early layers may be made worse than they ne
 and all layers share one readout [D]. So each profile also gives, per layer,
 
     inflation     F_l against the better of the paired ERM's F_l and the best constant predictor
-    calibration   the loss after one temperature (gain and offset for regression) fitted to that layer on validation data
+    calibration   the loss after one temperature (gain and offset for regression) fitted to it on validation data
     accuracy      (computed where the logits are, in `batches`)
     log_share     the layer's part of log(F_0 / F_L)
     tightness     how much of the descent the constraints ask for
@@ -14,7 +14,8 @@ and `find_flags` turns them into named suspicions with their numbers. The thresh
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,11 +41,11 @@ CLIFF_LAYERS = 3
 SLACK_TIGHTNESS = 0.25
 """alpha is slack when the constraints, all met, ask for less than this share of the descent. [C]"""
 INVERSE_TEMPERATURES = (1e-4, 1e4)
-"""Where a layer's 1/T is looked for: a layer that knows nothing goes to the lower end, a separable one to the upper. [C]"""
+"""Where a layer's 1/T is looked for: one that knows nothing goes to the lower end, a separable one to the upper. [C]"""
 
 
 def constant_predictor_losses(labels: ArrayLike, kind: ProblemType) -> Array:
-    """The per-sample losses of the best predictor that ignores its input; their mean is the least that such a one reaches.
+    """The per-sample losses of the best predictor that ignores its input; their mean is the least such a one reaches.
 
         classification  -log(frequency of the label)          mean: the labels' entropy
         multi-label     the same for every label, averaged    mean: the average binary entropy
@@ -89,8 +90,8 @@ class Calibration:
 def fit_calibration(logits: ArrayLike, labels: ArrayLike, kind: ProblemType) -> Calibration:
     """Fit one temperature per layer, or gain and offset for regression, by minimising that layer's own mean loss.
 
-    The mean loss is convex in b = 1/T; its derivative mean(E_softmax(bz)[z] - z_y) rises with b, and its root is found by
-    bracketing. A layer whose best b would be negative or beyond the range gets the end of `INVERSE_TEMPERATURES`.
+    The mean loss is convex in b = 1/T: its derivative mean(E_softmax(bz)[z] - z_y) rises with b, and its root is found
+    by bracketing. A layer whose best b is negative or beyond the range gets the end of `INVERSE_TEMPERATURES`.
 
     Args:
         logits: (n, N, K), n layers, of validation data.
@@ -119,7 +120,7 @@ def fit_calibration(logits: ArrayLike, labels: ArrayLike, kind: ProblemType) -> 
     return Calibration(scale, np.zeros_like(scale))
 
 
-def _inverse_temperature(z: Array, y: NDArray[np.generic], kind: ProblemType) -> float:
+def _inverse_temperature(z: Array, y: NDArray[Any], kind: ProblemType) -> float:
     if kind == "single_label_classification":
         target = np.take_along_axis(z, y[:, None], axis=1).mean()
 
@@ -145,7 +146,9 @@ def _least_squares(x: Array, y: Array) -> tuple[float, float]:
 
 
 def inflation(losses: ArrayLike, constant: ArrayLike, erm: ArrayLike | None = None) -> Array:
-    """By how much every layer is worse than it need be: i_l = F_l - min(F_l of the paired ERM, the constant predictor's).
+    """By how much every layer is worse than it need be.
+
+        i_l = F_l - min(F_l of the ERM twin, loss of the best constant predictor)
 
     Args:
         losses: Mean layer losses (L+1,).
@@ -160,7 +163,7 @@ def inflation(losses: ArrayLike, constant: ArrayLike, erm: ArrayLike | None = No
         [0.2, -0.1, 0.0]
     """
     own = np.asarray(losses, dtype=np.float64)
-    reference = np.full_like(own, np.mean(constant))
+    reference = np.full_like(own, np.asarray(constant, dtype=np.float64).mean())
     return own - (reference if erm is None else np.minimum(reference, np.asarray(erm, dtype=np.float64)))
 
 
@@ -251,7 +254,7 @@ def rises(losses: ArrayLike, nodes: Sequence[int]) -> tuple[int, ...]:
         (2,)
     """
     F = np.asarray(losses, dtype=np.float64)
-    return tuple(node for before, node in zip(nodes, nodes[1:], strict=False) if not F[node] < F[before])
+    return tuple(node for before, node in pairwise(nodes) if not F[node] < F[before])
 
 
 def layers_in_words(layers: Sequence[int]) -> str:
@@ -308,8 +311,8 @@ def _scale_only(means: Array, calibrated: ArrayLike | None, constraints: Descent
     return Flag(
         "scale only",
         layers,
-        f"the loss falls at every layer, but after calibrating each layer it does not fall at {layers_in_words(layers)}: "
-        "there the logits change in scale, not in what they know",
+        "the loss falls at every layer, but after calibrating each layer it does not fall at "
+        f"{layers_in_words(layers)}: there the logits change in scale, not in what they know",
     )
 
 

@@ -266,7 +266,7 @@ def descent_profile(
         constraints: What to measure against; by default alpha = 0.05 on every layer.
         validation: Rows to fit each layer's temperature on. Without them descent is not checked after calibration.
         erm: The profile of the ERM run of the same seed on the same data, to measure inflation against.
-        perturbation: Noise on the embeddings.
+        perturbation: Noise on the embeddings, of the validation rows too.
         batch_size: Rows in a batch.
         lambda_share: For every constraint the share of training steps with lambda > 0.
         progress: Whether a bar shows how long it still takes.
@@ -280,7 +280,7 @@ def descent_profile(
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=50)
+        >>> sizes = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, vocab_size=50)
         >>> model = BertForSequenceClassification(BertConfig(**sizes))
         >>> rows = [{"input_ids": [2, 5 + i, 3], "attention_mask": [1, 1, 1], "labels": i % 2} for i in range(8)]
         >>> profile = descent_profile(model, rows, progress=False)
@@ -290,9 +290,10 @@ def descent_profile(
     tests = length_sorted(data, batch_size)
     tokenizer = load_tokenizer(processing_class, model, data)
     model = load_model(model)
-    constraints = _fitting_constraints(constraints, Readout.for_model(model).num_layers)
-    kind = problem_type(model, data)
-    labels = labels_of(data, kind, model.config.num_labels)
+    readout = Readout.for_model(model)
+    constraints = _fitting_constraints(constraints, readout.num_layers)
+    kind = problem_type(readout, data)
+    labels = labels_of(data, kind, readout.model.config.num_labels)
     if len(np.unique(labels, axis=0)) < 2:
         raise InputError(
             f"all {len(labels)} rows have the label {labels[0]}: a profile needs at least two different ones"
@@ -302,18 +303,21 @@ def descent_profile(
         raise InputError(
             f"the ERM profile has {erm.layer_losses.shape} samples and layers, this one {shape}: pair them"
         )
-    fits = [] if validation is None else length_sorted(validation, batch_size)
+    fits: list[list[int]] = []
+    if validation is not None:
+        fits = length_sorted(validation, batch_size)
+        known = labels_of(validation, kind, readout.model.config.num_labels)
 
     losses, calibrated = np.empty(shape, np.float32), np.empty(shape, np.float32)
     correct = np.empty(shape, np.bool_)
-    readout = Readout.for_model(model)
     line = None
     with tqdm(total=len(fits) + len(tests), desc="profile", unit="batch", disable=not progress) as bar:
         stream: dict[str, Any] = {"processing_class": tokenizer, "perturbation": perturbation, "bar": bar}
         if validation is not None:
             outputs = list(layer_outputs(model, validation, fits, kind, **stream))
             logits = torch.cat([batch.logits for batch in outputs], dim=1).cpu().numpy()
-            line = fit_calibration(logits, torch.cat([batch.labels for batch in outputs]).cpu().numpy(), kind)
+            order = [index for batch in outputs for index in batch.indices]
+            line = fit_calibration(logits, known[order], kind)
         for batch in layer_outputs(model, data, tests, kind, **stream):
             losses[batch.indices] = batch.losses.T.cpu().numpy()
             right = correctness(batch.logits, batch.labels, kind)

@@ -1,0 +1,324 @@
+"""The robustness sweep: every model under every noise, the same noise for all, one model in memory at a time."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+from tqdm import tqdm
+
+from layerdescent.errors import InputError, RunError
+from layerdescent.evaluation.arrays import read_arrays, write_arrays
+from layerdescent.evaluation.batches import (
+    MODEL_INPUTS,
+    ModelOrPath,
+    Rows,
+    correctness,
+    labels_of,
+    layer_outputs,
+    length_sorted,
+    load_model,
+    load_tokenizer,
+    problem_type,
+)
+from layerdescent.evaluation.diagnostics import ProblemType
+from layerdescent.evaluation.sweep_result import (
+    CLEAN,
+    Key,
+    Measurement,
+    Setting,
+    SweepResult,
+    common_seeds,
+    trivial_predictors,
+)
+from layerdescent.perturbation import Perturbation
+from layerdescent.readout import Readout
+
+GAMMAS = (0.5, 1.0, 1.5, 2.0)
+SHARES = (0.05, 0.1, 0.25, 0.5, 0.75)
+
+
+def robustness_sweep(
+    models: Mapping[str, ModelOrPath] | Mapping[Key, ModelOrPath],
+    data: Rows,
+    *,
+    kinds: Sequence[str] = ("gaussian",),
+    gammas: Sequence[float] = GAMMAS,
+    shares: Sequence[float] = SHARES,
+    noise_seeds: Sequence[int] = (0,),
+    special_tokens: bool = False,
+    processing_class: Any = None,
+    validation: Rows | None = None,
+    train_labels: ArrayLike | None = None,
+    baseline: str | None = "erm",
+    batch_size: int = 32,
+    store: str | Path | None = None,
+    progress: bool = True,
+) -> SweepResult:
+    """Measure models under noise of growing strength, unit by unit, and compare them in pairs.
+
+    Equivalent, for every model and every perturbation (and once for clean inputs), to
+
+        with perturbation.on(model):
+            right[i] = model(row_i).logits.argmax() == label_i
+
+    A sample's noise depends on its own tokens and the noise seed only, so every model meets the same noise. Clean
+    inputs are always the first setting. Discrete noise is given by the expected share of replaced tokens; its gamma is
+    found once, with the baseline on validation rows, and used for all models.
+
+    Args:
+        models: Models, or paths of checkpoints, by arm or by (arm, seed). Paths are loaded one at a time.
+        data: Rows as in `descent_profile`.
+        kinds: Of "gaussian", "uniform", "discrete".
+        gammas: Levels of gaussian and uniform noise, in units of the embedding matrix' RMS.
+        shares: Levels of discrete noise, expected shares of replaced tokens.
+        noise_seeds: Each noisy setting is averaged over these draws, unit by unit.
+        special_tokens: Whether [CLS], [SEP], <s> … get noise too.
+        processing_class: The tokenizer; taken from the first checkpoint when paths are given.
+        validation: Rows to calibrate discrete noise on; only that kind needs them.
+        train_labels: Labels that the majority class is taken from; those of `data` by default.
+        baseline: The arm that the others are paired with, by seed; None (or one arm only) for no pairs.
+        batch_size: Rows in a batch.
+        store: A folder that keeps each finished (model, setting), so that an interrupted sweep goes on where it was.
+            What is found there is used only if model, data and noise are the same, byte by byte.
+        progress: Whether a bar shows how long it still takes.
+
+    Returns:
+        The result; `to_dict()` gives it as a results file holds it.
+
+    Raises:
+        InputError: An unknown kind or baseline, a level that cannot be, or data that do not fit.
+        RunError: A damaged checkpoint, a loss that is not finite, or no space left in the store.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=50)
+        >>> config = BertConfig(**sizes, pad_token_id=0)
+        >>> models = {arm: BertForSequenceClassification(config) for arm in ("erm", "descent")}
+        >>> rows = [{"input_ids": [2, 5 + i, 3], "attention_mask": [1, 1, 1], "labels": i % 2} for i in range(8)]
+        >>> result = robustness_sweep(models, rows, gammas=(1.0,), special_tokens=True, progress=False)
+        >>> [(entry["arm"], entry["kind"], entry["n_units"]) for entry in result.paired()]
+        [('descent', 'none', 8), ('descent', 'gaussian', 8)]
+    """
+    keyed = _keyed(models)
+    baseline = _checked_baseline(keyed, baseline)
+    noises = _perturbations(kinds, gammas, shares, noise_seeds, special_tokens)
+    batches = length_sorted(data, batch_size)
+    first = next((key for key in keyed if key[0] == baseline), next(iter(keyed)))
+    tokenizer = load_tokenizer(processing_class, keyed[first], data)
+    shelf = _Shelf(None if store is None else Path(store))
+    noises = _calibrated(noises, keyed[first], validation, tokenizer, shelf)
+
+    runs = 1 + sum(len(draws) for draws in noises)
+    measurements: dict[Key, list[Measurement]] = {}
+    evaluation = _Evaluation(data, batches, tokenizer, shelf)
+    with tqdm(total=len(keyed) * runs * len(batches), desc="sweep", unit="batch", disable=not progress) as bar:
+        for key, model in keyed.items():
+            bar.set_postfix_str(f"{key[0]} seed {key[1]}")
+            found = list(evaluation.measure(model, [[None], *noises], bar))
+            measurements[key] = [Measurement.average(draws) for draws in found]
+    kind = evaluation.kind
+    labels = labels_of(data, kind)
+    return SweepResult(
+        kind=kind,
+        settings=[CLEAN, *(_setting(draws[0]) for draws in noises)],
+        measurements=measurements,
+        baseline=baseline,
+        trivial=trivial_predictors(labels, kind, train_labels),
+        noise_seeds=list(noise_seeds),
+    )
+
+
+class _Evaluation:
+    """Measures models on one data set; knows the heads' problem type once it has seen the first."""
+
+    def __init__(self, data: Rows, batches: Sequence[Sequence[int]], tokenizer: Any, shelf: "_Shelf") -> None:
+        self.data, self.batches, self.tokenizer, self.shelf = data, batches, tokenizer, shelf
+        self._kind: ProblemType | None = None
+
+    @property
+    def kind(self) -> ProblemType:
+        """The problem type of the models measured so far."""
+        if self._kind is None:
+            raise RunError("no model has been measured yet")
+        return self._kind
+
+    def measure(
+        self, model: ModelOrPath, settings: Sequence[Sequence[Perturbation | None]], bar: "tqdm[Any]"
+    ) -> Iterator[list[Measurement]]:
+        """For every setting one measurement a draw; the model is loaded when the first one is not stored."""
+        identity = self.shelf.identity(model=model, data=self.data)
+        loaded = None
+        for draws in settings:
+            found = []
+            for noise in draws:
+                this = identity | {"noise": None if noise is None else noise.to_dict()}
+                stored = self.shelf.get(this)
+                if stored is not None:
+                    arrays, header = stored
+                    self._see(header["kind"])
+                    bar.update(len(self.batches))
+                else:
+                    loaded = load_model(model) if loaded is None else loaded
+                    arrays, header = self._run(loaded, noise, bar)
+                    self.shelf.put(this, arrays, header)
+                found.append(Measurement(**arrays, realised_share=header["realised_share"]))
+            yield found
+
+    def _run(
+        self, model: nn.Module, noise: Perturbation | None, bar: "tqdm[Any]"
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        readout = Readout.for_model(model)
+        kind = problem_type(readout, self.data)
+        self._see(kind)
+        labels_of(self.data, kind, readout.model.config.num_labels)
+        values, losses = np.empty(len(self.data), np.float32), np.empty(len(self.data), np.float32)
+        total = np.zeros(readout.num_layers + 1)
+        stream = {"processing_class": self.tokenizer, "perturbation": noise, "bar": bar}
+        for batch in layer_outputs(model, self.data, self.batches, kind, **stream):
+            last = batch.losses[-1]
+            right = correctness(batch.logits[-1], batch.labels, kind)
+            values[batch.indices] = (last if right is None else right.float()).cpu().numpy()
+            losses[batch.indices] = last.cpu().numpy()
+            total += batch.losses.double().sum(dim=1).cpu().numpy()
+        arrays: dict[str, NDArray[Any]] = {"values": values, "losses": losses, "layer_losses": total / len(self.data)}
+        return arrays, {"kind": kind, "realised_share": None if noise is None else _realised(noise)}
+
+    def _see(self, kind: ProblemType) -> None:
+        if self._kind not in (None, kind):
+            raise InputError(f"the models have different heads, {self._kind} and {kind}: sweep them separately")
+        self._kind = kind
+
+
+@dataclass(frozen=True)
+class _Shelf:
+    """Finished pieces in a folder, each named by the hash of all it depends on; without a folder nothing is kept."""
+
+    folder: Path | None
+
+    def identity(self, **depends_on: Any) -> dict[str, Any]:
+        """What a piece depends on, by content: models and rows become hashes (nothing is hashed without a folder)."""
+        return {} if self.folder is None else {name: _content_hash(value) for name, value in depends_on.items()}
+
+    def get(self, identity: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+        if self.folder is None or not self._path(identity).is_file():
+            return None
+        try:
+            return read_arrays(self._path(identity))
+        except RunError:  # damaged: measured again, and overwritten
+            return None
+
+    def put(self, identity: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
+        if self.folder is not None:
+            write_arrays(self._path(identity), arrays, header)
+
+    def _path(self, identity: Mapping[str, Any]) -> Path:
+        assert self.folder is not None
+        name = blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return self.folder / f"{name}.safetensors"
+
+
+def _content_hash(value: Any) -> str:
+    """Hash a model's weights, a checkpoint's files, or rows; a hub name stands for itself."""
+    digest = blake2b(digest_size=16)
+    if isinstance(value, nn.Module):
+        for name, tensor in value.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, str | Path):
+        files = sorted(path for path in Path(value).glob("*") if path.suffix in (".safetensors", ".json"))
+        for path in files:
+            with path.open("rb") as file:
+                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+        if not files:
+            digest.update(str(value).encode())
+    else:
+        for row in value:
+            for name in (*MODEL_INPUTS, "labels"):
+                if name in row:
+                    digest.update(name.encode() + np.asarray(row[name]).tobytes())
+    return digest.hexdigest()
+
+
+def _keyed(models: Mapping[Any, ModelOrPath]) -> dict[Key, ModelOrPath]:
+    if not models:
+        raise InputError("there is nothing to sweep: 0 models were given")
+    return {key if isinstance(key, tuple) else (key, 0): model for key, model in models.items()}
+
+
+def _checked_baseline(models: Mapping[Key, ModelOrPath], baseline: str | None) -> str | None:
+    """The baseline if there is something to pair with it."""
+    seeds: dict[str, list[int]] = {}
+    for arm, seed in models:
+        seeds.setdefault(arm, []).append(seed)
+    if baseline is None or len(seeds) == 1:
+        return None
+    if baseline not in seeds:
+        raise InputError(f"baseline is {baseline!r}, but the models are {', '.join(seeds)}: name one of them, or None")
+    for arm, own in seeds.items():
+        if not common_seeds(own, seeds[baseline]):
+            raise InputError(
+                f"{arm} has the seeds {own} and {baseline} has {seeds[baseline]}: pairs need a common seed"
+            )
+    return baseline
+
+
+def _perturbations(
+    kinds: Sequence[str],
+    gammas: Sequence[float],
+    shares: Sequence[float],
+    noise_seeds: Sequence[int],
+    special_tokens: bool,
+) -> list[list[Perturbation]]:
+    """The noisy settings, each with one perturbation a noise seed; level 0 is the clean setting and left out."""
+    if not noise_seeds:
+        raise InputError("noise_seeds is empty: give at least one, for example (0,)")
+    settings = []
+    for kind in dict.fromkeys(kinds):
+        for level in dict.fromkeys(shares if kind == "discrete" else gammas):
+            if level != 0:
+                strength = {"share": level} if kind == "discrete" else {"gamma": level}
+                draw: Any = {"kind": kind, "special_tokens": special_tokens, **strength}
+                settings.append([Perturbation(**draw, seed=seed) for seed in noise_seeds])
+    return settings
+
+
+def _calibrated(
+    settings: list[list[Perturbation]], model: ModelOrPath, validation: Rows | None, tokenizer: Any, shelf: _Shelf
+) -> list[list[Perturbation]]:
+    """The same settings, those given by a share with the gamma that reaches it on the model's validation rows."""
+    if all(draws[0].share is None for draws in settings):
+        return settings
+    if validation is None or len(validation) == 0:
+        raise InputError("discrete noise is calibrated on validation text: pass validation rows, or leave it out")
+    identity = shelf.identity(model=model, validation=validation)
+    samples = [list(row["input_ids"]) for row in validation]
+    ready, loaded = [], None
+    for draws in settings:
+        if draws[0].share is not None:
+            this = identity | {"calibrate": draws[0].to_dict()}
+            stored = shelf.get(this)
+            if stored is not None:
+                gamma = float(stored[0]["gamma"][0])
+            else:
+                loaded = load_model(model) if loaded is None else loaded
+                gamma = float(draws[0].calibrate(loaded, samples, tokenizer).gamma or 0.0)
+                shelf.put(this, {"gamma": np.array([gamma])}, {})
+            draws = [replace(draw, gamma=gamma) for draw in draws]
+        ready.append(draws)
+    return ready
+
+
+def _setting(noise: Perturbation) -> Setting:
+    return Setting(noise.kind, float(noise.gamma or 0.0), noise.share)
+
+
+def _realised(noise: Perturbation) -> float | None:
+    return noise.realised_share if noise.kind == "discrete" else None

@@ -1,0 +1,234 @@
+"""What a robustness sweep says: values under noise, paired differences, areas, and trivial predictors beside them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from layerdescent.evaluation.diagnostics import ProblemType
+from layerdescent.statistics import Estimate, paired_difference
+
+Array = NDArray[np.float64]
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of a sweep: a kind of noise and its level, `share` for discrete noise (with the `gamma` it took)."""
+
+    kind: str
+    gamma: float
+    share: float | None = None
+
+    @property
+    def level(self) -> float:
+        """Where the setting stands on its kind's axis: the share of replaced tokens for discrete noise, else gamma."""
+        return self.gamma if self.share is None else self.share
+
+    def to_dict(self) -> dict[str, Any]:
+        """The setting as the fields of a results file."""
+        return {"kind": self.kind, "gamma": self.gamma, "share": self.share}
+
+
+CLEAN = Setting("none", 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """One model under one setting: per unit the value (1 where right, squared error for regression) and last loss."""
+
+    values: NDArray[np.float32]  # (N,)
+    losses: NDArray[np.float32]  # (N,)
+    layer_losses: Array  # (L+1,) means over the units
+    realised_share: float | None
+
+    @staticmethod
+    def average(parts: "Sequence[Measurement]") -> "Measurement":
+        """The mean over noise seeds: they are further draws for the same units, not further units."""
+        shares = [part.realised_share for part in parts if part.realised_share is not None]
+        return Measurement(
+            np.mean([part.values for part in parts], axis=0, dtype=np.float32),
+            np.mean([part.losses for part in parts], axis=0, dtype=np.float32),
+            np.mean([part.layer_losses for part in parts], axis=0),
+            float(np.mean(shares)) if shares else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SweepResult:
+    """The measurements of all models under all settings, on the same units and under the same noise.
+
+    Attributes:
+        kind: The heads' problem type; the metric is accuracy, or mse for regression.
+        settings: The settings; the first one is clean.
+        measurements: For every (arm, seed) one measurement a setting.
+        baseline: The arm that the others are compared with; None for none.
+        trivial: Per-unit values (N,) of predictors that ignore their input.
+        noise_seeds: The seeds that every noisy setting is averaged over.
+    """
+
+    kind: ProblemType
+    settings: Sequence[Setting]
+    measurements: Mapping[Key, Sequence[Measurement]]
+    baseline: str | None
+    trivial: Mapping[str, NDArray[np.float32]]
+    noise_seeds: Sequence[int]
+
+    @property
+    def metric(self) -> Literal["accuracy", "mse"]:
+        """What the values are."""
+        return "mse" if self.kind == "regression" else "accuracy"
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms, in the order given."""
+        return list(dict.fromkeys(arm for arm, _ in self.measurements))
+
+    def seeds(self, arm: str) -> list[int]:
+        """The seeds of an arm."""
+        return sorted(seed for name, seed in self.measurements if name == arm)
+
+    def values(self, arm: str, setting: int, seeds: Sequence[int] | None = None) -> NDArray[np.float32]:
+        """The per-unit values (S, N) of an arm under the setting of that position."""
+        rows = [self.measurements[arm, seed][setting].values for seed in seeds or self.seeds(arm)]
+        return np.stack(rows)
+
+    def noise(self, arm: str, seed: int) -> list[dict[str, Any]]:
+        """One model's values under every setting, as the `noise` list of a results file."""
+        return [
+            setting.to_dict()
+            | {
+                "value": float(found.values.mean(dtype=np.float64)),
+                "loss": float(found.losses.mean(dtype=np.float64)),
+                "layer_losses": found.layer_losses.tolist(),
+                "realised_share": found.realised_share,
+            }
+            for setting, found in zip(self.settings, self.measurements[arm, seed], strict=True)
+        ]
+
+    def paired(self) -> list[dict[str, Any]]:
+        """Every arm against the baseline under every setting, paired over the seeds that both have and over units."""
+        return [
+            {"arm": arm, "against": self.baseline}
+            | setting.to_dict()
+            | _difference(paired_difference(self.values(arm, place, seeds), self.values(against, place, seeds)))
+            for arm, against, seeds in self._pairs()
+            for place, setting in enumerate(self.settings)
+        ]
+
+    def areas(self) -> list[dict[str, Any]]:
+        """For every arm and kind the normalised area under its value-level curve, and its paired difference.
+
+            area = (1 / level_max) * integral from 0 to level_max, by the trapezoidal rule, unit by unit
+
+        so that it is a mean value over noise levels, 1 for a model that is always right.
+        """
+        pairs = {arm: (against, seeds) for arm, against, seeds in self._pairs()}
+        found = []
+        for kind in dict.fromkeys(setting.kind for setting in self.settings[1:]):
+            for arm in self.arms:
+                area = self._area(arm, kind, self.seeds(arm))
+                entry = {"arm": arm, "kind": kind, "upto": self._axis(kind)[1][-1], "value": float(area.mean())}
+                if arm in pairs:
+                    against, seeds = pairs[arm]
+                    estimate = paired_difference(self._area(arm, kind, seeds), self._area(against, kind, seeds))
+                    entry |= {"against": against} | _difference(estimate)
+                found.append(entry)
+        return found
+
+    def trivial_values(self) -> list[dict[str, Any]]:
+        """The trivial predictors under every setting; they ignore the input, so noise does not change them."""
+        return [
+            {"name": name} | setting.to_dict() | {"value": float(values.mean(dtype=np.float64))}
+            for name, values in self.trivial.items()
+            for setting in self.settings
+        ]
+
+    def beaten_by_trivial(self) -> list[str]:
+        """One sentence for every setting under which a trivial predictor is at least as good as every arm."""
+        sentences = []
+        for name, trivial in self.trivial.items():
+            bar = float(trivial.mean(dtype=np.float64))
+            for place, setting in enumerate(self.settings):
+                scores = [float(self.values(arm, place).mean(dtype=np.float64)) for arm in self.arms]
+                best = min(scores) if self.metric == "mse" else max(scores)
+                if best >= bar if self.metric == "mse" else best <= bar:
+                    sentences.append(
+                        f"{setting.kind} {setting.level:g}: no arm beats the trivial predictor {name!r} "
+                        f"({self.metric} {bar:.3g}; the best arm has {best:.3g})."
+                    )
+        return sentences
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sweep as JSON-able fields: `runs` with their `noise`, `paired`, `auc`, `trivial`."""
+        return {
+            "metric": self.metric,
+            "baseline": self.baseline,
+            "noise_seeds": list(self.noise_seeds),
+            "n_units": len(next(iter(self.trivial.values()))),
+            "runs": [{"arm": arm, "seed": seed, "noise": self.noise(arm, seed)} for arm, seed in self.measurements],
+            "paired": self.paired(),
+            "auc": self.areas(),
+            "trivial": self.trivial_values(),
+            "sentences": self.beaten_by_trivial(),
+        }
+
+    def _pairs(self) -> list[tuple[str, str, list[int]]]:
+        """Every arm but the baseline, with the baseline and the seeds that both have."""
+        if self.baseline is None:
+            return []
+        return [
+            (arm, self.baseline, seeds)
+            for arm in self.arms
+            if arm != self.baseline and (seeds := common_seeds(self.seeds(arm), self.seeds(self.baseline)))
+        ]
+
+    def _axis(self, kind: str) -> tuple[list[int], list[float]]:
+        """The positions and levels of the settings on a kind's axis, from clean upwards."""
+        places = [0, *(place for place, setting in enumerate(self.settings) if setting.kind == kind)]
+        places.sort(key=lambda place: self.settings[place].level)
+        return places, [self.settings[place].level for place in places]
+
+    def _area(self, arm: str, kind: str, seeds: Sequence[int]) -> Array:
+        """Per-unit normalised areas (S, N)."""
+        places, levels = self._axis(kind)
+        curves = np.stack([self.values(arm, place, seeds) for place in places]).astype(np.float64)
+        return np.asarray(np.trapezoid(curves, levels, axis=0) / levels[-1])
+
+
+def common_seeds(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """The seeds in both, in order."""
+    return sorted(set(first) & set(second))
+
+
+def trivial_predictors(labels: ArrayLike, kind: ProblemType, train_labels: ArrayLike | None) -> dict[str, Any]:
+    """Per-unit values (N,) of the predictor that always says what is most usual among the training labels.
+
+    Args:
+        labels: The labels to predict.
+        kind: The problem type.
+        train_labels: The training labels; None takes `labels` themselves, which favours the trivial predictor.
+
+    Returns:
+        `{"majority": 1 where right}`, or `{"mean": squared error}` for regression.
+
+    Example:
+        >>> trivial_predictors([0, 1, 1, 1], "single_label_classification", train_labels=[0, 0, 1])["majority"].tolist()
+        [1.0, 0.0, 0.0, 0.0]
+    """
+    y = np.asarray(labels)
+    known = y if train_labels is None else np.asarray(train_labels)
+    if kind == "single_label_classification":
+        return {"majority": (y == np.bincount(known).argmax()).astype(np.float32)}
+    if kind == "multi_label_classification":
+        usual = known.mean(axis=0) > 0.5
+        return {"majority": ((y > 0.5) == usual).all(axis=-1).astype(np.float32)}
+    squared = ((y - known.mean(axis=0)) ** 2).reshape(len(y), -1)
+    return {"mean": squared.mean(axis=1).astype(np.float32)}
+
+
+def _difference(estimate: Estimate) -> dict[str, Any]:
+    fields = estimate.to_dict()
+    return {"difference": fields.pop("value")} | fields
