@@ -1,0 +1,122 @@
+"""Multipliers in a checkpoint folder, and which checkpoint folders are whole.
+
+Trainer writes a checkpoint folder file by file, `trainer_state.json` last, so a kill in the middle leaves a folder that looks like the newest
+checkpoint and is none. (Its optimiser, scheduler and random states are torch files of its own; ours is safetensors.)
+"""
+
+import json
+import logging
+import os
+import re
+import zipfile
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from layerdescent.duals import Multipliers
+from layerdescent.errors import RunError
+
+MULTIPLIERS_NAME = "multipliers.safetensors"
+
+logger = logging.getLogger(__name__)
+
+
+def save_multipliers(folder: str | os.PathLike[str], multipliers: Multipliers) -> Path:
+    """Write the multipliers' state into a checkpoint folder, in one atomic step."""
+    path = Path(folder) / MULTIPLIERS_NAME
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    constraints = multipliers.constraints
+    about = {"form": constraints.form, "nodes": json.dumps(constraints.nodes), "steps": json.dumps(constraints.steps)}
+    try:
+        save_file(multipliers.state_dict(), temporary, metadata=about)
+        temporary.replace(path)
+    except OSError as error:
+        raise RunError(f"the multipliers could not be written to {path}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def load_multipliers(folder: str | os.PathLike[str], multipliers: Multipliers) -> None:
+    """Take up the multipliers that `save_multipliers` left in a checkpoint folder.
+
+    Raises:
+        RunError: the file is missing or damaged, or belongs to other constraints; the multipliers are untouched.
+    """
+    path = Path(folder) / MULTIPLIERS_NAME
+    if not path.is_file():
+        raise RunError(
+            f"{folder} holds no {MULTIPLIERS_NAME}, so training under constraints cannot go on from it: "
+            "resume from a checkpoint of this objective, or start anew"
+        )
+    try:
+        state = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} is damaged ({error}): resume from an older checkpoint") from error
+    multipliers.load_state_dict(state)
+
+
+def problem_with(folder: str | os.PathLike[str], world_size: int = 1) -> str | None:
+    """What keeps a folder from being a whole checkpoint, or None when nothing does.
+
+    Every file that Trainer wrote is opened: weights and multipliers (safetensors, whose headers know the file's length), torch files (zip
+    archives, whose directory comes last), and `trainer_state.json`, the last to be written.
+
+    Args:
+        folder: a `checkpoint-N` folder.
+        world_size: processes of the run; each leaves its own random state.
+    """
+    folder = Path(folder)
+    state_file = folder / "trainer_state.json"
+    if not state_file.is_file():
+        return "trainer_state.json is missing: saving did not finish"
+    try:
+        step = json.loads(state_file.read_text(encoding="utf-8"))["global_step"]
+    except (ValueError, KeyError, TypeError):
+        return "trainer_state.json is damaged"
+    if folder.name.rpartition("-")[2] != str(step):
+        return f"trainer_state.json is that of step {step}"
+    weights = [path for path in folder.glob("*.safetensors") if path.name != MULTIPLIERS_NAME]
+    if not weights and not list(folder.glob("*.bin")) and not any(path.is_dir() for path in folder.iterdir()):
+        return "it has no weights"
+    for path in [*folder.glob("*.safetensors"), *folder.glob("*.pt"), *folder.glob("*.pth"), *folder.glob("*.bin")]:
+        if not (_is_safetensors(path) if path.suffix == ".safetensors" else zipfile.is_zipfile(path)):
+            return f"{path.name} is damaged"
+    # With the optimiser, every process leaves its random state; with weights only (save_only_model), none does.
+    if (folder / "optimizer.pt").is_file():
+        names = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            return f"{missing[0]} is missing"
+    return None
+
+
+def last_complete_checkpoint(output_dir: str | os.PathLike[str], world_size: int = 1) -> Path | None:
+    """The newest whole `checkpoint-N` under a folder; half-written or damaged newer ones are named in a warning and left alone.
+
+    Args:
+        output_dir: the `output_dir` of a run; may not exist.
+        world_size: processes of the run.
+
+    Returns:
+        The folder, or None when there is no whole checkpoint.
+    """
+    output_dir = Path(output_dir)
+    if not output_dir.is_dir():
+        return None
+    folders = [path for path in output_dir.iterdir() if path.is_dir() and re.fullmatch(r"checkpoint-\d+", path.name)]
+    for folder in sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+        problem = problem_with(folder, world_size)
+        if problem is None:
+            return folder
+        logger.warning("%s is not used: %s", folder, problem)
+    return None
+
+
+def _is_safetensors(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False
