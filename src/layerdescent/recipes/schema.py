@@ -19,7 +19,7 @@ from layerdescent.errors import InputError
 from layerdescent.recipes.yaml_text import read_yaml, write_yaml
 
 Part = Literal["train", "validation", "test"]
-Format = Literal["auto", "package", "hub", "aclimdb", "glue", "multinli", "csv", "jsonl", "parquet"]
+Format = Literal["auto", "aclimdb", "glue", "multinli", "csv", "jsonl", "parquet"]
 Task = Literal["classification", "regression", "multi-label"]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -212,10 +212,9 @@ class Recipe(_Section):
         return _fingerprint({"model": self.model, "data": self.data, "settings": self.arm_settings(arm)})
 
 
-def list_recipes() -> list[Recipe]:
-    """The recipes that come with the package, the demo first and those that need a hub last."""
-    recipes = [load_recipe(name) for name in _shipped()]
-    return sorted(recipes, key=lambda recipe: (recipe.name != "demo", "hub" in recipe.needs, recipe.name))
+def list_recipes() -> list[str]:
+    """The names of the recipes that come with the package, the demo first."""
+    return sorted(_shipped(), key=lambda name: (name != "demo", name))
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -1,0 +1,7 @@
+"""Data and models by name: text from any known source, cut and tokenised; models and data inside PyPI packages."""
+
+from layerdescent.data.duplicates import DuplicateReport
+from layerdescent.data.packages import resolve_model
+from layerdescent.data.text import DataReport, PreparedText, load_text, prepare
+
+__all__ = ["DataReport", "DuplicateReport", "PreparedText", "load_text", "prepare", "resolve_model"]

