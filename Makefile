@@ -31,7 +31,7 @@ format: $(VENV)/.dev  ## Format the code and fix what can be fixed by itself
 	$(BIN)/ruff check --fix .
 
 docs: $(VENV)/.docs  ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## Remove what was built, but neither .venv nor runs/
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

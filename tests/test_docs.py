@@ -1,0 +1,96 @@
+"""The documentation says what is so: its programs run, its Python names what exists, its commands can be typed."""
+
+import ast
+import importlib
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from layerdescent import DescentConstraints, feasible, monotone
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of one language on a page; included files are not expanded."""
+    found = (body for kind, body in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language)
+    return [body for body in found if "--8<--" not in body]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def test_the_own_loop_descends_where_plain_training_does_not() -> None:
+    example = runpy.run_path(str(ROOT / "docs" / "examples" / "own_loop.py"))
+    plain, constraints = example["train"](dual_lr=0.0)
+    constrained, _ = example["train"](dual_lr=0.3)
+    assert isinstance(constraints, DescentConstraints)
+    assert not monotone(plain)
+    assert monotone(constrained)
+    assert feasible(constrained, constraints)
+    assert constrained[-1] < 2 * plain[-1]  # and the last layer still learned the task
+
+
+def test_the_printed_output_of_the_own_loop_is_the_one_on_the_pages() -> None:
+    printed = (ROOT / "docs" / "examples" / "own_loop.txt").read_text(encoding="utf-8")
+    assert printed in blocks(ROOT / "README.md", "text")
+    assert '--8<-- "docs/examples/own_loop.txt"' in (ROOT / "docs" / "own-loop.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_on_the_pages_compiles_and_imports_what_exists(page: Path) -> None:
+    for body in blocks(page, "python"):
+        for node in ast.walk(ast.parse(body)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                assert not missing, f"{node.module} has no {', '.join(missing)}"
+
+
+def typed_commands() -> list[tuple[str, str]]:
+    """Every line of a shell block, and every inline code, that starts with `layerdescent `."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        lines = [line for body in blocks(page, "bash") for line in body.splitlines()]
+        inline = re.findall(r"`(layerdescent [^`|…]+)`", text)
+        found += [(name_of(page), line) for line in [*lines, *inline] if line.startswith("layerdescent ")]
+    return found
+
+
+@pytest.mark.parametrize(("page", "line"), typed_commands())
+def test_commands_on_the_pages_exist_with_their_options(page: str, line: str) -> None:
+    from layerdescent.cli import app
+
+    group = typer.main.get_command(app)
+    words = shlex.split(line, comments=True)[1:]
+    words = words[: words.index(">")] if ">" in words else words
+    if words[0].startswith("-"):
+        return
+    command = group.commands.get(words[0])  # type: ignore[attr-defined]
+    assert command is not None, f"{page}: no command {words[0]!r}"
+    known = {option for parameter in command.params for option in parameter.opts}
+    used = {word.partition("=")[0] for word in words[1:] if word.startswith("-")}
+    assert used <= known, f"{page}: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_recipes_named_on_the_pages_exist(page: Path) -> None:
+    from layerdescent.recipes import load_recipe
+
+    text = page.read_text(encoding="utf-8")
+    for name in set(re.findall(r"layerdescent (?:compare|train) ([a-z0-9][a-z0-9-]+)(?![\w./-])", text)):
+        load_recipe(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{name_of(page)}: {target}"
