@@ -1,0 +1,383 @@
+"""The figures of the page, each drawn twice from the same numbers: wide for a desk and for paper, narrow for a phone.
+
+A function returns None where the results lack what it would show.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
+
+from layerdescent.report.ink import ARMS, BASELINE, FAINT, STYLE, TEXT, layer_ink
+from layerdescent.report.results import PerLayer, Results
+from layerdescent.report.summary import (
+    Band,
+    Condition,
+    condition_of,
+    constant_loss,
+    layer_band,
+    layer_means,
+    noise_band,
+    noise_kinds,
+    noise_values,
+    trivial_values,
+)
+from layerdescent.report.units import UNITS, number
+
+WIDE, NARROW = 10.5, 4.3  # inches
+_MARKERS = "osD^vPX"
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+_MOST_LAYER_LABELS = 9
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one arm is drawn everywhere."""
+
+    colour: str
+    marker: str
+
+
+@dataclass(frozen=True)
+class _End:
+    """A label for the right margin, and the point it belongs to."""
+
+    text: str
+    x: float
+    y: float
+    colour: str
+
+
+def looks(results: Results) -> dict[str, Look]:
+    """Colour and marker of each arm: neutral for the baseline, the strong ones for the others in their order."""
+    others = [arm for arm in results.arm_names if arm != results.baseline]
+    order = sorted(others, key=lambda arm: not any(run.constrained for run in results.runs_of(arm)))
+    found = {arm: Look(ARMS[place % len(ARMS)], _MARKERS[1 + place % 6]) for place, arm in enumerate(order)}
+    return {arm: found.get(arm, Look(BASELINE, _MARKERS[0])) for arm in results.arm_names}
+
+
+def draw(figure: Callable[..., Figure | None], *args: Any, narrow: bool) -> Figure | None:
+    """Calls one of the functions below under the page's style."""
+    with matplotlib.rc_context(STYLE):
+        return figure(*args, narrow=narrow)
+
+
+def layer_losses(results: Results, *, narrow: bool) -> Figure | None:
+    """The loss per layer on test data, one line an arm: the picture people come for."""
+    bands = {arm: layer_band(results, arm) for arm in results.arm_names}
+    bands = {arm: band for arm, band in bands.items() if band.x}
+    if not bands:
+        return None
+    figure, [[axes]] = _panels(1, 1, narrow=narrow, height=4.7 if not narrow else 4.1)
+    look = looks(results)
+    ends = []
+    for arm, band in bands.items():
+        _line(axes, band, look[arm], narrow=narrow)
+        calibrated = layer_means(results, arm, lambda run: run.calibrated_losses.get("test"))
+        if calibrated:
+            axes.plot(list(calibrated), list(calibrated.values()), ":", color=look[arm].colour, linewidth=1.1)
+        ends.append(_End(f"{arm}  {number(band.mean[-1], 3)}", band.x[-1], band.mean[-1], look[arm].colour))
+    deepest = max(band.x[-1] for band in bands.values())
+    constant = constant_loss(results)
+    if constant is not None:
+        axes.axhline(constant, color=FAINT, linestyle=(0, (5, 3)), linewidth=1.1, zorder=1)
+        ends.append(_End(f"best constant\npredictor  {number(constant, 3)}", deepest, constant, FAINT))
+    values = [value for band in bands.values() for value in band.mean]
+    if min(values) > 0 and max(values) > 20 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_locator(MaxNLocator(8 if narrow else 13, integer=True))
+    starts_at_embeddings = min(band.x[0] for band in bands.values()) == 0
+    axes.set_xlabel("layer" + (" (0: embeddings)" if starts_at_embeddings else ""))
+    axes.set_ylabel("mean test loss" + (" (nats)" if results.metric != "rmse" else ""))
+    if any(run.calibrated_losses.get("test") for run in results.runs):
+        _legend_of_lines(axes, [("as trained", "-"), ("recalibrated", ":")])
+    axes.margins(x=0.02)
+    _label_ends(figure, [(axes, ends)])
+    return figure
+
+
+def training(results: Results, arm: str, *, narrow: bool) -> Figure | None:
+    """Violations, Lagrangian weights and multipliers of one arm over training, one line a layer."""
+    runs = [run for run in results.runs_of(arm) if run.history is not None and run.history.step]
+    names = {"violations": "c", "weights": "w", "multipliers": "λ"}
+    shown = [name for name in names if any(getattr(run.history, name) for run in runs)]
+    if not runs or not shown:
+        return None
+    titles = {
+        "violations": "Violations (at or below 0: met)",
+        "weights": "Weights in the Lagrangian",
+        "multipliers": "Multipliers",
+    }
+    figure, grid = _panels(
+        *((len(shown), 1) if narrow else (1, len(shown))), narrow=narrow, height=2.7 if narrow else 3.5
+    )
+    labels: list[tuple[Axes, list[_End]]] = []
+    for axes, name in zip(grid.flat, shown, strict=True):
+        axes.axhline(0, color=FAINT, linewidth=0.8, zorder=1)
+        axes.set_title(titles[name])
+        axes.set_xlabel("optimiser step")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        ends = []
+        first = True
+        for run in runs:
+            assert run.history is not None
+            rows: list[PerLayer] = getattr(run.history, name)
+            table = [run.by_layer(row) for row in rows]
+            layers = sorted({layer for row in table for layer in row})
+            for place, layer in enumerate(layers):
+                points = [(step, row[layer]) for step, row in zip(run.history.step, table, strict=True) if layer in row]
+                x, y = zip(*points, strict=True)
+                colour = layer_ink(layer, max(run.layers) + 1)
+                axes.plot(x, y, color=colour, linewidth=1.6 if first else 0.8, alpha=1.0 if first else 0.35)
+                if first and _is_labelled(place, len(layers)):
+                    ends.append(_End(f"{names[name]}{str(layer).translate(_SUBSCRIPTS)}", x[-1], y[-1], colour))
+            first = first and not layers
+        labels.append((axes, ends))
+        axes.margins(x=0.01)
+    _label_ends(figure, labels)
+    return figure
+
+
+def robustness(results: Results, *, narrow: bool) -> Figure | None:
+    """The metric against the level of each kind of noise, and the paired differences to the baseline below."""
+    kinds = noise_kinds(results)
+    if not kinds:
+        return None
+    unit = UNITS[results.metric]
+    rows_of_panels = [False, True] if any(row.difference is not None for row in results.paired) else [False]
+    panels = [(kind, paired) for kind in kinds for paired in rows_of_panels]
+    if narrow:
+        figure, grid = _panels(len(panels), 1, narrow=True, height=2.8)
+    elif len(kinds) == 1:
+        figure, grid = _panels(1, len(panels), narrow=False, height=4.0)
+    else:
+        figure, grid = _panels(len(rows_of_panels), len(kinds), narrow=False, height=3.3)
+        panels = [(kind, paired) for paired in rows_of_panels for kind in kinds]
+    look = looks(results)
+    for axes, (kind, paired) in zip(grid.flat, panels, strict=True):
+        (_differences if paired else _values)(axes, results, kind, look)
+        axes.set_title(f"{kind} noise" + (f": difference to {results.baseline}" if paired else ""))
+        by_share = any(one.by_share for one in _conditions_of_kind(results, kind))
+        axes.set_xlabel("tokens replaced (%)" if by_share else "noise level γ")
+        axes.set_ylabel(f"{unit.of_difference} (95 % interval)" if paired else f"test {unit.axis}")
+    _legend_of_arms(figure, results, look, narrow=narrow)
+    return figure
+
+
+def frontier(results: Results, *, narrow: bool) -> Figure | None:
+    """Clean value against value under noise: ordinary training's checkpoints as a path, every arm's last models beside it."""
+    points = [point for point in results.frontier if point.in_distribution is not None and point.value is not None]
+    conditions = list(dict.fromkeys(condition_of(point) for point in points))
+    if not conditions:
+        return None
+    unit = UNITS[results.metric]
+    columns = 1 if narrow else min(3, max(2, len(conditions)))
+    rows = -(-len(conditions) // columns)
+    figure, grid = _panels(rows, columns, narrow=narrow, height=3.3 if narrow else 3.7)
+    look = looks(results)
+    decays = sorted({point.weight_decay or 0.0 for point in points})
+    for axes, condition in zip(grid.flat, conditions, strict=False):
+        for decay in decays:
+            path = sorted(
+                (
+                    point
+                    for point in points
+                    if condition_of(point) == condition and (point.weight_decay or 0.0) == decay
+                ),
+                key=lambda point: point.step or 0,
+            )
+            x = [unit.scale * (point.in_distribution or 0.0) for point in path]
+            y = [unit.scale * (point.value or 0.0) for point in path]
+            style = _FRONTIER_LINES[decays.index(decay) % len(_FRONTIER_LINES)]
+            axes.plot(x, y, style, color=BASELINE, linewidth=1.0, alpha=0.8)
+            axes.scatter(x, y, s=np.linspace(7, 30, len(x)), color=BASELINE, linewidths=0, alpha=0.8)
+        for arm in results.arm_names:
+            _final_points(axes, results, arm, condition, look[arm], unit.scale)
+        axes.set_title(f"{condition.text}")
+        axes.set_xlabel(f"clean {unit.axis}")
+        axes.set_ylabel(f"{unit.axis} under noise")
+        axes.grid(visible=True, axis="both")
+        axes.margins(0.08)
+        corner, words = ((0.03, 0.03), "↙ better") if results.lower_is_better else ((0.97, 0.97), "better ↗")
+        sides = ("left", "bottom") if results.lower_is_better else ("right", "top")
+        axes.text(*corner, words, transform=axes.transAxes, ha=sides[0], va=sides[1], color=FAINT, fontsize=8.5)
+    for axes in grid.flat[len(conditions) :]:
+        axes.set_axis_off()
+    paths = [
+        Line2D([], [], color=BASELINE, linewidth=1.0, linestyle=_FRONTIER_LINES[place % len(_FRONTIER_LINES)], marker=".",
+               label=f"{results.baseline} over steps, weight decay {decay:g}")
+        for place, decay in enumerate(decays)
+    ]  # fmt: skip
+    _legend_of_arms(figure, results, look, narrow=narrow, more=paths)
+    return figure
+
+
+_FRONTIER_LINES = ("-", "--", "-.", ":")
+
+
+def spread(targets: Sequence[float], gap: float) -> list[float]:
+    """Places for labels, in the order of their targets, at least `gap` apart and as near to the targets as squares can be.
+
+    Least squares under an order constraint is isotonic regression of `target_i - i * gap`, solved by pooling neighbours.
+
+    >>> [round(place, 2) for place in spread([0.5, 0.5, 0.9], gap=0.1)]
+    [0.45, 0.55, 0.9]
+    """
+    order = sorted(range(len(targets)), key=lambda one: targets[one])
+    pools: list[tuple[float, int]] = []
+    for rank, one in enumerate(order):
+        mean, size = targets[one] - rank * gap, 1
+        while pools and pools[-1][0] > mean:
+            before, count = pools.pop()
+            mean, size = (before * count + mean * size) / (count + size), count + size
+        pools.append((mean, size))
+    levels = [mean for mean, size in pools for _ in range(size)]
+    places = [0.0] * len(targets)
+    for rank, (one, level) in enumerate(zip(order, levels, strict=True)):
+        places[one] = level + rank * gap
+    return places
+
+
+def _panels(rows: int, columns: int, *, narrow: bool, height: float) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(NARROW if narrow else WIDE, height * rows), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.1, wspace=0.04, hspace=0.05)  # type: ignore[union-attr]
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _line(axes: Axes, band: Band, look: Look, *, narrow: bool) -> None:
+    if band.low is not None and band.high is not None:
+        axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.18, linewidth=0)
+    crowded = len(band.x) > (10 if narrow else 26)
+    axes.plot(
+        band.x, band.mean, color=look.colour, linewidth=2.0, marker="" if crowded else look.marker, markersize=4.5
+    )
+
+
+def _is_labelled(place: int, count: int) -> bool:
+    """Whether a layer gets a label: all of a few, evenly chosen ones of many, the first and the last always."""
+    chosen = {round(one * (count - 1) / (min(count, _MOST_LAYER_LABELS) - 1 or 1)) for one in range(_MOST_LAYER_LABELS)}
+    return place in chosen
+
+
+def _label_ends(figure: Figure, labels: Sequence[tuple[Axes, list[_End]]]) -> None:
+    """Writes labels into the right margins, moved apart where they would touch, each joined to its point."""
+    notes = [
+        (axes, end, axes.annotate(
+            end.text, (end.x, end.y), (1.035, 0.5), textcoords="axes fraction", color=end.colour, va="center",
+            arrowprops={"arrowstyle": "-", "color": end.colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3},
+        ))
+        for axes, ends in labels for end in ends
+    ]  # fmt: skip
+    figure.draw_without_rendering()  # the height of the axes, which decides how far apart labels must be, is known only now
+    for axes, _ in labels:
+        mine = [(end, note) for at, end, note in notes if at is axes]
+        to_fraction = axes.transData + axes.transAxes.inverted()
+        targets = [float(to_fraction.transform((end.x, end.y))[1]) for end, _ in mine]
+        line = 1.25 * matplotlib.rcParams["font.size"] * figure.dpi / 72 / axes.bbox.height
+        tallest = max((end.text.count("\n") + 1 for end, _ in mine), default=1)
+        for (_, note), place in zip(mine, spread(targets, line * (1 + 0.4 * (tallest - 1))), strict=True):
+            note.xyann = (1.035, place)
+
+
+def _values(axes: Axes, results: Results, kind: str, look: dict[str, Look]) -> None:
+    unit = UNITS[results.metric]
+    by_share = any(one.by_share for one in _conditions_of_kind(results, kind))
+    for arm in results.arm_names:
+        band = noise_band(results, arm, kind)
+        if band.x:
+            _line(axes, _scaled(band, 100.0 if by_share else 1.0, unit.scale), look[arm], narrow=False)
+    for name, path in _trivial_paths(results, kind).items():
+        x = [(100.0 if by_share else 1.0) * level for level, _ in path]
+        y = [unit.scale * value for _, value in path]
+        axes.plot(x, y, color=FAINT, linestyle=(0, (5, 3)), linewidth=1.1, zorder=1)
+        axes.annotate(name, (x[0], y[0]), (2, 3), textcoords="offset points", color=FAINT, fontsize=8.5)
+
+
+def _differences(axes: Axes, results: Results, kind: str, look: dict[str, Look]) -> None:
+    unit = UNITS[results.metric]
+    axes.axhline(0, color=FAINT, linewidth=0.8, zorder=1)
+    rows = [row for row in results.paired if row.kind in ("none", kind) and row.against == results.baseline]
+    arms = [arm for arm in results.arm_names if any(row.arm == arm for row in rows)]
+    levels = sorted({condition_of(row).level for row in rows})
+    nearest = min((after - before for before, after in zip(levels, levels[1:], strict=False)), default=1.0)
+    by_share = any(condition_of(row).by_share for row in rows)
+    for place, arm in enumerate(arms):
+        # Side by side, or the intervals of several arms would hide each other.
+        shift = 0.16 * nearest * (place - (len(arms) - 1) / 2)
+        for row in rows:
+            if row.arm != arm or row.difference is None:
+                continue
+            x = (100.0 if by_share else 1.0) * (condition_of(row).level + shift)
+            y = unit.scale * row.difference
+            if row.ci95 is not None:
+                axes.vlines(
+                    x, unit.scale * row.ci95[0], unit.scale * row.ci95[1], color=look[arm].colour, linewidth=1.4
+                )
+            axes.plot([x], [y], look[arm].marker, color=look[arm].colour, markersize=4.5)
+
+
+def _conditions_of_kind(results: Results, kind: str) -> list[Condition]:
+    rows = [row for run in results.runs for row in run.noise if row.kind == kind]
+    return [condition_of(row) for row in [*rows, *(row for row in results.paired if row.kind == kind)]]
+
+
+def _trivial_paths(results: Results, kind: str) -> dict[str, list[tuple[float, float]]]:
+    levels = [
+        Condition("none", 0.0, False),
+        *sorted(set(_conditions_of_kind(results, kind)), key=lambda one: one.level),
+    ]
+    paths: dict[str, list[tuple[float, float]]] = {}
+    for condition in levels:
+        for name, value in trivial_values(results, condition).items():
+            paths.setdefault(name, []).append((condition.level, value))
+    return paths
+
+
+def _scaled(band: Band, along_x: float, along_y: float) -> Band:
+    def times(values: tuple[float, ...] | None, factor: float) -> tuple[float, ...] | None:
+        return None if values is None else tuple(factor * value for value in values)
+
+    return Band(
+        times(band.x, along_x) or (),
+        times(band.mean, along_y) or (),
+        times(band.low, along_y),
+        times(band.high, along_y),
+    )
+
+
+def _final_points(axes: Axes, results: Results, arm: str, condition: Condition, look: Look, scale: float) -> None:
+    values = noise_values(results, arm)
+    clean, noisy = values.get(Condition("none", 0.0, False), []), values.get(condition, [])
+    if not clean or len(clean) != len(noisy):
+        return
+    style: dict[str, Any] = {"marker": look.marker, "color": look.colour, "zorder": 3}
+    if len(clean) > 1:
+        axes.scatter([scale * x for x in clean], [scale * y for y in noisy], s=16, alpha=0.45, linewidths=0, **style)
+    axes.scatter([scale * float(np.mean(clean))], [scale * float(np.mean(noisy))], s=64, linewidths=0, **style)
+
+
+def _legend_of_lines(axes: Axes, kinds: Sequence[tuple[str, str]]) -> None:
+    handles = [Line2D([], [], color=TEXT, linestyle=style, linewidth=1.4, label=name) for name, style in kinds]
+    axes.legend(handles=handles, loc="best", handlelength=2.2)
+
+
+def _legend_of_arms(
+    figure: Figure, results: Results, look: dict[str, Look], *, narrow: bool, more: Sequence[Line2D] = ()
+) -> None:
+    arms = [arm for arm in results.arm_names if noise_values(results, arm)]
+    handles = [
+        Line2D([], [], color=look[arm].colour, marker=look[arm].marker, linewidth=2.0, markersize=5, label=arm)
+        for arm in arms
+    ]
+    figure.legend(
+        handles=[*handles, *more], loc="outside upper left", ncols=(1 if more else 2) if narrow else 4, handlelength=2.2
+    )

@@ -1,0 +1,208 @@
+"""Writes the page: one HTML file that needs nothing but itself, and the figures beside it."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+
+from layerdescent.errors import InputError, RunError
+from layerdescent.files import write_text
+from layerdescent.report import figures, tables, words
+from layerdescent.report.ink import dark_inks, inline_svg, svg_of
+from layerdescent.report.results import Results, read_results
+
+Source = dict[str, Any] | Path | str
+_PNG_DPI = 200
+
+
+@dataclass(frozen=True)
+class FigureView:
+    """A figure in the page: its two drawings and what they show, in words."""
+
+    name: str
+    wide: Markup
+    narrow: Markup
+    caption: str
+
+
+def write_report(results: Source | Sequence[Source], folder: Path | str) -> Path:
+    """Writes `report.html` and `figures/` from one or several experiments' results.
+
+    Args:
+        results: What `layerdescent compare` stored: the dictionary, a `results.json`, a folder that holds one, or several of these.
+        folder: Where the page goes; made when missing.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InputError: A results file is not there, or a field is missing or of the wrong kind.
+        RunError: A results file is damaged, or the page cannot be written.
+
+    >>> import tempfile
+    >>> run = {"arm": "erm", "seed": 0, "layers": [0, 1], "layer_losses": {"test": [0.69, 0.35]}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_report({"experiment": "demo", "metric": "accuracy", "runs": [run]}, folder).name
+    'report.html'
+    """
+    sources = [results] if isinstance(results, dict | Path | str) else list(results)
+    if not sources:
+        raise InputError("report: no results given; name at least one folder that `layerdescent compare` wrote")
+    experiments = [read_results(source) for source in sources]
+    folder = Path(folder)
+    try:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        views = [
+            _view(experiment, folder / "figures", prefix=f"{place + 1}-" if len(experiments) > 1 else "")
+            for place, experiment in enumerate(experiments)
+        ]
+        page = folder / "report.html"
+        write_text(page, _render(views))
+    except OSError as error:
+        raise RunError(f"{folder}: the report cannot be written ({error.strerror or error})") from error
+    return page
+
+
+def _view(results: Results, folder: Path, prefix: str) -> dict[str, Any]:
+    """Everything the template shows of one experiment."""
+    shared, own = words.split_settings(results.arms)
+    drawn = {figure.name.removeprefix(prefix): figure for figure in _figures(results, folder, prefix)}
+    return {
+        "id": f"{prefix}experiment",
+        "prefix": prefix,
+        "results": results,
+        "title": results.title or results.experiment,
+        "introduction": words.introduction(results),
+        "shared_settings": words.settings_text(shared) if shared else "",
+        "arm_settings": {arm: words.settings_text(settings) for arm, settings in own.items()},
+        "looks": figures.looks(results),
+        "headline": words.headline(results),
+        "figures": drawn,
+        "training": {arm: drawn[f"training-{_slug(arm)}"] for arm in _trained_under_constraints(results)},
+        "arms": [arm for arm in results.arm_names if results.runs_of(arm)],
+        "inflation": {arm: words.inflation_sentences(results, arm) for arm in results.arm_names},
+        "layer_tables": {arm: tables.layer_table(results, arm) for arm in results.arm_names},
+        "flags": words.flag_sentences(results),
+        "value_table": tables.value_table(results),
+        "paired_table": tables.paired_table(results),
+        "cost_table": tables.cost_table(results),
+        "cost": list(tables.flatten(results.cost or {})),
+        "environment": list(tables.flatten(results.environment)),
+        "data": list(tables.flatten(results.data)),
+        "duplicates": list(
+            tables.flatten(results.duplicates, "" if isinstance(results.duplicates, dict) else "duplicates")
+        )
+        if results.duplicates is not None
+        else [],
+        "recipe": yaml.safe_dump(results.recipe, sort_keys=False, allow_unicode=True, width=100)
+        if results.recipe
+        else "",
+        "one_seed": words.ONE_RUN_SENTENCE if len(results.seed_values) == 1 else "",
+    }
+
+
+def _trained_under_constraints(results: Results) -> list[str]:
+    """The arms whose multipliers moved, or could have: those trained under constraints with a history."""
+    return [
+        arm
+        for arm in results.arm_names
+        if any(run.constrained and run.history and run.history.step and _drawable(run) for run in results.runs_of(arm))
+    ]
+
+
+def _drawable(run: Any) -> bool:
+    return any((run.history.violations, run.history.weights, run.history.multipliers))
+
+
+def _figures(results: Results, folder: Path, prefix: str) -> Iterator[FigureView]:
+    bands = words.band_text(results)
+    sample = words.sample_text(results)
+    plan: list[tuple[str, Callable[..., Figure | None], tuple[Any, ...], str]] = [
+        (
+            "layer-losses",
+            figures.layer_losses,
+            (results,),
+            "Mean loss on test data, read at every layer through the model’s own head. " + bands,
+        ),
+        *(
+            (
+                f"training-{_slug(arm)}",
+                figures.training,
+                (results, arm),
+                f"{arm}: one line a layer, from early (light) to deep (strong)"
+                + ("; the first seed, other seeds faint." if len(results.runs_of(arm)) > 1 else "."),
+            )
+            for arm in _trained_under_constraints(results)
+        ),
+        (
+            "frontier",
+            figures.frontier,
+            (results,),
+            f"Small dots: checkpoints of {results.baseline}, larger with more steps, joined along training. "
+            "Large marks: the arms’ final models, means over seeds (seeds faint).",
+        ),
+        (
+            "robustness",
+            figures.robustness,
+            (results,),
+            f"{sample[0].upper()}{sample[1:]}. {bands} Dashed: trivial predictors. "
+            "Differences are paired; bars are 95 % intervals.",
+        ),
+    ]
+    for name, function, args, caption in plan:
+        wide = figures.draw(function, *args, narrow=False)
+        narrow = figures.draw(function, *args, narrow=True)
+        if wide is None or narrow is None:
+            continue
+        stem = f"{prefix}{name}"
+        document = svg_of(wide, stem)
+        write_text(folder / f"{stem}.svg", document)
+        wide.savefig(folder / f"{stem}.png", dpi=_PNG_DPI, facecolor="white", metadata={"Software": None})
+        small = svg_of(narrow, f"{stem}-narrow")
+        yield FigureView(
+            stem,
+            Markup(inline_svg(document, f"f{stem}", caption)),  # noqa: S704 - matplotlib escaped what it drew, we the label
+            Markup(inline_svg(small, f"n{stem}", caption)),  # noqa: S704
+            caption,
+        )
+
+
+def _render(views: Sequence[dict[str, Any]]) -> str:
+    environment = Environment(
+        loader=PackageLoader("layerdescent.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["terms"] = _with_terms
+    drawings = [
+        str(part) for view in views for figure in view["figures"].values() for part in (figure.wide, figure.narrow)
+    ]
+    looks = [f"--ink-{look.colour[1:]}" for view in views for look in view["looks"].values()]
+    return environment.get_template("template.html.j2").render(
+        experiments=views,
+        glossary=words.GLOSSARY,
+        dark_inks=Markup(dark_inks([*drawings, *looks])),  # noqa: S704 - made of hexadecimal digits
+    )
+
+
+def _with_terms(sentence: str) -> Markup:
+    """A sentence, escaped, its words of art explained on hover."""
+    names = sorted(words.GLOSSARY, key=len, reverse=True)
+    pattern = re.compile(r"\b(" + "|".join(re.escape(str(escape(name))) for name in names) + r")\b")
+    return Markup(  # noqa: S704 - escaped before the marks are added
+        pattern.sub(
+            lambda found: f'<abbr title="{escape(words.GLOSSARY[found[1]])}">{found[1]}</abbr>', str(escape(sentence))
+        )
+    )
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "arm"

@@ -1,0 +1,273 @@
+"""The results file, read with every fault named by file and field.
+
+A missing piece is not a fault: results are written while runs are still under way, and `null` stands for "not computed".
+Fields that this version does not know are ignored.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+
+from layerdescent.errors import InputError, RunError
+
+FILE_NAME = "results.json"
+
+Metric = Literal["accuracy", "rmse", "perplexity"]
+PerLayer = list[float | None]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_missing(cls, given: Any) -> Any:
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+def _sentence(flag: Any) -> Any:
+    return flag["sentence"] if isinstance(flag, dict) and "sentence" in flag else flag
+
+
+class Verdict(_Part):
+    """The four words of one run; None where the run cannot say."""
+
+    monotone: bool | None = None
+    feasible: bool | None = None
+    shown: bool | None = None
+    calibrated: bool | None = None
+
+
+class NoiseValue(_Part):
+    """The metric of one run under one noise."""
+
+    kind: str
+    gamma: float | None = None
+    share: float | None = None
+    value: float | None = None
+    ci95: tuple[float, float] | None = None
+
+
+class History(_Part):
+    """What was logged while one run trained: one row an entry of `step`."""
+
+    step: list[float]
+    violations: list[PerLayer] = []
+    weights: list[PerLayer] = []
+    multipliers: list[PerLayer] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _records_are_columns(cls, given: Any) -> Any:
+        """Turns one dictionary a step, as a trainer keeps it, into one list a quantity."""
+        if not (isinstance(given, list) and all(isinstance(record, dict) for record in given)):
+            return given
+        names = {name for record in given for name in record}
+        return {name: [record.get(name, []) for record in given] for name in names & set(cls.model_fields)} or {
+            "step": []
+        }
+
+    @model_validator(mode="after")
+    def _one_row_a_step(self) -> "History":
+        for name in ("violations", "weights", "multipliers"):
+            rows = len(getattr(self, name))
+            if rows not in (0, len(self.step)):
+                raise ValueError(f"{name} has {rows} rows for {len(self.step)} steps")
+        return self
+
+
+class Run(_Part):
+    """One arm with one seed."""
+
+    arm: str
+    seed: int
+    alpha: PerLayer | None = None
+    layers: list[int]
+    nodes: list[int] | None = None
+    layer_losses: dict[str, PerLayer | None] = {}
+    layer_losses_ci95: dict[str, list[tuple[float, float] | None] | None] = {}
+    violations: dict[str, PerLayer | None] = {}
+    calibrated_losses: dict[str, PerLayer | None] = {}
+    accuracies: dict[str, PerLayer | None] = {}
+    inflation: PerLayer = []
+    log_share: PerLayer = []
+    tightness: float | None = None
+    share_descending: float | None = None
+    verdict: Verdict = Verdict()
+    flags: list[Annotated[str, BeforeValidator(_sentence)]] = []
+    feasible_checkpoint: bool | None = None
+    noise: list[NoiseValue] = []
+    constant_loss: float | None = None
+    history: History | None = None
+    step_time_ratio: float | None = None
+    peak_memory_ratio: float | None = None
+    seconds: float | None = None
+
+    @model_validator(mode="after")
+    def _one_value_a_layer(self) -> "Run":
+        for name in ("layer_losses", "layer_losses_ci95", "calibrated_losses", "accuracies"):
+            values = getattr(self, name).get("test")
+            if values and len(values) != len(self.layers):
+                raise ValueError(f"{name}.test has {len(values)} values for {len(self.layers)} layers")
+        return self
+
+    @property
+    def constrained(self) -> bool:
+        """Whether this run trained under descent constraints."""
+        return self.alpha is not None
+
+    def by_layer(self, values: Sequence[float | None] | None) -> dict[int, float]:
+        """Values keyed by layer, the missing ones left out; a list without an entry for the first layer starts at the second."""
+        layers = self.layers
+        if self.nodes and len(values) == len(self.nodes) - 1 != len(layers) - 1:
+            layers = self.nodes
+        if not values or len(values) > len(layers):
+            return {}
+        return {layer: value for layer, value in zip(layers[-len(values) :], values, strict=True) if value is not None}
+
+
+class Paired(_Part):
+    """The difference of two arms under one noise, arm minus `against`, on the same units and seeds."""
+
+    arm: str
+    against: str
+    kind: str
+    gamma: float | None = None
+    share: float | None = None
+    difference: float | None = None
+    ci95: tuple[float, float] | None = None
+    n_units: int | None = None
+    n_seeds: int | None = None
+    method: str | None = None
+
+
+class Trivial(_Part):
+    """What a predictor that learned nothing reaches; without a kind it holds for every noise."""
+
+    name: str
+    kind: str | None = None
+    gamma: float | None = None
+    share: float | None = None
+    value: float | None = None
+
+
+class FrontierPoint(_Part):
+    """One checkpoint of ordinary training: its value on clean data and under one noise."""
+
+    step: int | None = None
+    weight_decay: float | None = None
+    in_distribution: float | None = None
+    kind: str
+    gamma: float | None = None
+    share: float | None = None
+    value: float | None = None
+
+
+def _seeds(given: Any) -> Any:
+    return list(range(given)) if isinstance(given, int) else given
+
+
+class Results(_Part):
+    """One experiment: every arm and seed that has finished."""
+
+    experiment: str
+    title: str | None = None
+    command: str | None = None
+    recipe: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    metric: Metric
+    baseline: str = "erm"
+    seeds: Annotated[list[int], BeforeValidator(_seeds)] = []
+    arms: dict[str, dict[str, Any] | None] = {}
+    constant_loss: float | None = None
+    runs: list[Run]
+    paired: list[Paired] = []
+    trivial: list[Trivial] = []
+    frontier: list[FrontierPoint] = []
+    cost: dict[str, Any] | None = None
+    duplicates: Any = None
+
+    @property
+    def arm_names(self) -> list[str]:
+        """The arms in the order they were listed or met, the baseline first."""
+        names = list(dict.fromkeys([*self.arms, *(run.arm for run in self.runs)]))
+        return sorted(names, key=lambda name: name != self.baseline)
+
+    @property
+    def seed_values(self) -> list[int]:
+        """The seeds that were asked for, or those that have run."""
+        return self.seeds or sorted({run.seed for run in self.runs})
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether the metric is an error."""
+        return self.metric != "accuracy"
+
+    def runs_of(self, arm: str) -> list[Run]:
+        """The finished runs of one arm, by seed."""
+        return sorted((run for run in self.runs if run.arm == arm), key=lambda run: run.seed)
+
+
+def read_results(source: dict[str, Any] | Path | str) -> Results:
+    """Reads one experiment from a dictionary, a results file or a folder that holds `results.json`.
+
+    Raises:
+        InputError: There is no such file, or a field is missing or of the wrong kind; the message names both.
+        RunError: The file is not JSON, as after a disk that filled up.
+
+    >>> read_results({"experiment": "demo", "metric": "accuracy", "runs": []}).arm_names
+    []
+    >>> read_results({"experiment": "demo", "metric": "accuracy", "runs": [{"arm": "erm", "seed": 0}]})
+    Traceback (most recent call last):
+    layerdescent.errors.InputError: results: runs[0].layers: field required
+    """
+    if isinstance(source, dict):
+        name, given = "results", source
+    else:
+        name, given = _load(Path(source))
+    try:
+        return Results.model_validate(_finite(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = _field(first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        kind = first["input"] if isinstance(first["input"], str | int | float | bool) else type(first["input"]).__name__
+        given_text = "" if first["type"] in ("missing", "value_error") else f", given {kind!r}"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        line = f"{name}: {field + ': ' if field else ''}{message[:1].lower()}{message[1:]}{given_text}{more}"
+        raise InputError(line) from error
+
+
+def _load(path: Path) -> tuple[str, Any]:
+    file = path / FILE_NAME if path.is_dir() else path
+    try:
+        return str(file), json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{file}: no such results file; `layerdescent compare RECIPE` writes one") from error
+    except UnicodeDecodeError as error:
+        raise RunError(
+            f"{file}: not a text file (byte {error.start}); run the experiment again to rewrite it"
+        ) from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise RunError(f"{file}: not JSON ({where}); run the experiment again to rewrite it") from error
+    except OSError as error:
+        raise RunError(f"{file}: cannot be read ({error.strerror})") from error
+
+
+def _finite(value: Any) -> Any:
+    """The same value with NaN and infinities as None: a number that could not be computed is a missing one."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _field(location: Iterable[int | str]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")

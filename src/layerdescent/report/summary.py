@@ -1,0 +1,178 @@
+"""Numbers of several runs brought together: means over seeds with their range, pure functions of `Results`."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from layerdescent.report.results import FrontierPoint, NoiseValue, Paired, Results, Run, Trivial
+
+
+class Condition(NamedTuple):
+    """One noise: its kind and its level, `gamma` or the share of replaced tokens."""
+
+    kind: str
+    level: float
+    by_share: bool
+
+    @property
+    def text(self) -> str:
+        """The condition as a reader would say it."""
+        if self.kind == "none":
+            return "no noise"
+        return f"{self.kind}, {100 * self.level:g} % of tokens" if self.by_share else f"{self.kind}, γ = {self.level:g}"
+
+
+def condition_of(row: NoiseValue | Paired | Trivial | FrontierPoint) -> Condition:
+    """The noise a row was measured under; a share, where there is one, is its level."""
+    kind = row.kind or "none"
+    if kind == "none":
+        return Condition("none", 0.0, False)
+    if row.share is not None:
+        return Condition(kind, row.share, True)
+    return Condition(kind, row.gamma or 0.0, False)
+
+
+@dataclass(frozen=True)
+class Band:
+    """A line with a range around it: sorted positions, means, and the low and high ends (None without a range)."""
+
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...] | None
+    high: tuple[float, ...] | None
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _band(samples: Mapping[float, list[float]], with_range: bool) -> Band:
+    x = tuple(sorted(samples))
+    return Band(
+        x,
+        tuple(_mean(samples[at]) for at in x),
+        tuple(min(samples[at]) for at in x) if with_range else None,
+        tuple(max(samples[at]) for at in x) if with_range else None,
+    )
+
+
+def layer_band(results: Results, arm: str, split: str = "test") -> Band:
+    """Loss per layer of one arm: mean and min–max over seeds; with one seed the stored interval over units, if any."""
+    runs = [run for run in results.runs_of(arm) if run.layer_losses.get(split)]
+    samples: dict[float, list[float]] = defaultdict(list)
+    for run in runs:
+        for layer, loss in run.by_layer(run.layer_losses[split]).items():
+            samples[layer].append(loss)
+    band = _band(samples, with_range=len(runs) > 1)
+    if len(runs) == 1 and (intervals := runs[0].layer_losses_ci95.get(split)):
+        by_layer = dict(zip(runs[0].layers, intervals, strict=True))
+        known = {at: interval for at in band.x if (interval := by_layer.get(int(at))) is not None}
+        if len(known) == len(band.x):
+            return Band(band.x, band.mean, tuple(known[at][0] for at in band.x), tuple(known[at][1] for at in band.x))
+    return band
+
+
+def layer_means(results: Results, arm: str, values_of: Callable[[Run], list[float | None] | None]) -> dict[int, float]:
+    """Any per-layer quantity of one arm, averaged over the seeds that have it."""
+    samples: dict[int, list[float]] = defaultdict(list)
+    for run in results.runs_of(arm):
+        for layer, value in run.by_layer(values_of(run)).items():
+            samples[layer].append(value)
+    return {layer: _mean(samples[layer]) for layer in sorted(samples)}
+
+
+def noise_values(results: Results, arm: str) -> dict[Condition, list[float]]:
+    """The metric of one arm under each noise, one value a seed (draws of the same noise averaged first)."""
+    found: dict[Condition, list[float]] = defaultdict(list)
+    for run in results.runs_of(arm):
+        draws: dict[Condition, list[float]] = defaultdict(list)
+        for row in run.noise:
+            if row.value is not None:
+                draws[condition_of(row)].append(row.value)
+        for condition, values in draws.items():
+            found[condition].append(_mean(values))
+    return dict(found)
+
+
+def noise_band(results: Results, arm: str, kind: str) -> Band:
+    """The metric of one arm against the level of one kind of noise, from no noise on; min–max over seeds."""
+    values = noise_values(results, arm)
+    samples = {condition.level: found for condition, found in values.items() if condition.kind in ("none", kind)}
+    if not any(condition.kind == kind for condition in values):
+        samples = {}
+    return _band(samples, with_range=len(results.runs_of(arm)) > 1)
+
+
+def conditions(results: Results) -> list[Condition]:
+    """Every noise anything was measured under: none first, then kind by kind, weak to strong."""
+    rows = [row for run in results.runs for row in run.noise]
+    found = {condition_of(row) for row in [*rows, *results.paired]}
+    order = {kind: place for place, kind in enumerate(("none", "gaussian", "uniform", "discrete"))}
+    return sorted(found, key=lambda one: (order.get(one.kind, len(order)), one.kind, one.by_share, one.level))
+
+
+def noise_kinds(results: Results) -> list[str]:
+    """The kinds of noise measured, without "none"."""
+    return list(dict.fromkeys(one.kind for one in conditions(results) if one.kind != "none"))
+
+
+def trivial_values(results: Results, condition: Condition) -> dict[str, float]:
+    """What each trivial predictor reaches under one noise."""
+    return {
+        row.name: row.value
+        for row in results.trivial
+        if row.value is not None and (row.kind is None or condition_of(row) == condition)
+    }
+
+
+def best_trivial(results: Results, condition: Condition) -> tuple[str, float] | None:
+    """The best trivial predictor under one noise, with its value."""
+    values = trivial_values(results, condition)
+    if not values:
+        return None
+    name = (min if results.lower_is_better else max)(values, key=lambda one: values[one])
+    return name, values[name]
+
+
+def constant_loss(results: Results) -> float | None:
+    """The loss of the best constant predictor (for cross entropy the label entropy), if it was stored."""
+    if results.constant_loss is not None:
+        return results.constant_loss
+    stored = [run.constant_loss for run in results.runs if run.constant_loss is not None]
+    return _mean(stored) if stored else None
+
+
+def rising_layers(losses: Mapping[int, float]) -> list[int]:
+    """The layers whose loss is not below that of the layer before.
+
+    >>> rising_layers({0: 0.70, 1: 0.69, 2: 0.71, 3: 0.35})
+    [2]
+    """
+    layers = sorted(losses)
+    return [after for before, after in zip(layers, layers[1:], strict=False) if losses[after] >= losses[before]]
+
+
+def sign(row: Paired, lower_is_better: bool) -> int:
+    """1 where the interval of a paired difference says better, -1 where it says worse, 0 where it includes 0."""
+    if row.ci95 is None or row.ci95[0] <= 0 <= row.ci95[1]:
+        return 0
+    return 1 if (row.ci95[0] > 0) != lower_is_better else -1
+
+
+def beyond_frontier(results: Results, arm: str) -> dict[Condition, bool]:
+    """Per noise of the frontier: whether no stored ERM checkpoint is at least as good as this arm both clean and under noise."""
+    values = noise_values(results, arm)
+    clean = values.get(Condition("none", 0.0, False))
+    turn = -1.0 if results.lower_is_better else 1.0
+    answer: dict[Condition, bool] = {}
+    for condition in dict.fromkeys(condition_of(point) for point in results.frontier):
+        if clean is None or condition not in values:
+            continue
+        x, y = turn * _mean(clean), turn * _mean(values[condition])
+        answer[condition] = not any(
+            turn * point.in_distribution >= x and turn * point.value >= y
+            for point in results.frontier
+            if condition_of(point) == condition and point.in_distribution is not None and point.value is not None
+        )
+    return answer

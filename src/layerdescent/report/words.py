@@ -1,0 +1,320 @@
+"""What the results say, in sentences: careful ones, each from numbers that stand on the page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from layerdescent.report.results import Results, Run
+from layerdescent.report.summary import (
+    Condition,
+    best_trivial,
+    beyond_frontier,
+    condition_of,
+    conditions,
+    layer_means,
+    noise_values,
+    rising_layers,
+    sign,
+)
+from layerdescent.report.units import UNITS, number
+
+GLOSSARY = {
+    "ERM": "Empirical risk minimisation: ordinary training, which lowers the loss of the last layer only.",
+    "monotone": "The mean test loss of every layer lies below that of the layer before it.",
+    "feasible": "Every constraint is met within its tolerance: F_l ≤ (1 − α_l) F_(l−1), up to a fraction of α_l.",
+    "shown": "The simultaneous one-sided 95 % bounds on all paired violations lie below 0: more than the means say so.",
+    "calibrated": "Descent still holds after every layer's readout got its own best temperature (or gain and offset), "
+    "fitted on validation data: later layers do more than sharpen the output.",
+    "violation": "c_l = F_l − (1 − α_l) F_(l−1), the loss by which layer l misses its constraint; at or below 0 it is met.",
+    "multiplier": "λ_l ≥ 0, the price of constraint l during training: it grows while the constraint is missed and shrinks "
+    "when it is met. All zero is ordinary training.",
+    "Lagrangian weight": "w_l, the factor of layer l's loss in what training minimised. A negative one pays for a worse layer.",
+    "inflation": "How far a layer's loss lies above the better of two references, its ERM twin and the best constant predictor. "
+    "Positive inflation means that descent was partly bought by worse early layers.",
+    "tightness": "log ∏(1 − α) / log(F_L / F_0): the share of the whole descent that the constraints asked for. "
+    "Near 0 they asked for little.",
+    "share of descent": "The layer's part of log(F_0 / F_L): all layers together make 100 %.",
+    "best constant predictor": "Predicts the same for every input, as well as that can be done; "
+    "for cross entropy its loss is the label entropy.",
+    "trivial predictor": "Has learned nothing from the inputs, for example: always the majority class.",
+    "γ": "Strength of the noise on token embeddings, in units of the root mean square of the embedding matrix; "
+    "for images, of the pixel range.",
+    "discrete noise": "Each embedding gets noise and is replaced by the nearest one of the vocabulary; "
+    "its strength is the share of tokens that change.",
+    "frontier": "The best pairs of clean and noisy quality that ordinary training reaches by stopping early or by weight decay. "
+    "Robustness counts only beyond it.",
+    "paired difference": "Two arms compared on the same test units, seeds and noise, so that what is common to both cancels.",
+}
+
+ONE_RUN_SENTENCE = (
+    "One small run proves nothing: with a single seed, another seed may change every number on this page."
+)
+
+
+def join(words: Sequence[object]) -> str:
+    """Words as a list in a sentence.
+
+    >>> join(["a", "b", "c"])
+    'a, b and c'
+    """
+    *head, last = [str(word) for word in words]
+    return f"{', '.join(head)} and {last}" if head else last
+
+
+def layers_text(layers: Sequence[int]) -> str:
+    """Layers by number: `layer 3`, `layers 2 and 3`."""
+    return f"layer{'s' if len(layers) > 1 else ''} {join(layers)}"
+
+
+def settings_text(settings: dict[str, Any] | None) -> str:
+    """Settings as `name value` pairs."""
+    return ", ".join(f"{name} {_plain(value)}" for name, value in (settings or {}).items()) or "no settings stored"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_plain(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_plain(item)}" for name, item in value.items()) + "}"
+    return (
+        {None: "none", True: "yes", False: "no"}.get(value, str(value))
+        if not isinstance(value, int | float) or isinstance(value, bool)
+        else f"{value:g}"
+    )
+
+
+def split_settings(arms: dict[str, dict[str, Any] | None]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What all arms share, and per arm the rest."""
+    known = {arm: settings or {} for arm, settings in arms.items()}
+    first = next(iter(known.values()), {})
+    shared = {
+        name: value
+        for name, value in first.items()
+        if len(known) > 1 and all(name in settings and settings[name] == value for settings in known.values())
+    }
+    return shared, {
+        arm: {name: value for name, value in settings.items() if name not in shared} for arm, settings in known.items()
+    }
+
+
+def introduction(results: Results) -> str:
+    """What was trained on what, in one or two sentences."""
+    recipe = results.recipe
+    model, data = _named(recipe.get("model")), recipe.get("data")
+    rows = _rows(results)
+    count = len(results.arm_names)
+    arms = f"{'one way' if count == 1 else f'{count} ways'} ({join(results.arm_names)})" if count else "no way yet"
+    subject = f"{model} was" if model else "One model was"
+    source = f" on {_named(data)}" if _named(data) else ""
+    seeds = results.seed_values
+    seed_text = f"{'seed' if len(seeds) == 1 else 'seeds'} {join(seeds)}" if seeds else "no seed yet"
+    sizes = f" ({rows})" if rows else ""
+    same = "; the arms share data, seeds and everything that the list below does not name" if count > 1 else ""
+    return f"{subject} trained {arms}{source}{sizes}, with {seed_text}{same}."
+
+
+def _named(part: Any) -> str:
+    if isinstance(part, dict):
+        source = part.get("source") or part.get("name") or part.get("path")
+        source = join(list(source.values())) if isinstance(source, dict) and source else source
+        return f"{source} ({part['subset']})" if source and part.get("subset") else str(source or "")
+    return str(part or "")
+
+
+def _rows(results: Results) -> str:
+    """The number of rows of each part: as counted when the data was read, else as the recipe asked."""
+    recipe_data = results.recipe.get("data")
+    asked = recipe_data if isinstance(recipe_data, dict) else {}
+    for place in (results.data.get("rows"), results.data, asked.get("rows"), asked):
+        if isinstance(place, dict):
+            found = {part: place[part] for part in ("train", "validation", "test") if isinstance(place.get(part), int)}
+            if found:
+                return join([f"{count:,} {part} rows" for part, count in found.items()])
+    return ""
+
+
+def headline(results: Results) -> list[str]:
+    """The findings that matter, the ones against the method included."""
+    if not results.runs:
+        return ["No run has finished yet."]
+    sentences = [descent_sentence(results, arm) for arm in results.arm_names if results.runs_of(arm)]
+    for arm in results.arm_names:
+        sentences += quality_sentences(results, arm)
+    sentences += trivial_sentences(results)
+    missing = [arm for arm in results.arm_names if len(results.runs_of(arm)) < len(results.seed_values)]
+    if missing:
+        sentences.append(f"Not all runs have finished: some of {join(missing)} are missing.")
+    return sentences
+
+
+def descent_sentence(results: Results, arm: str) -> str:
+    """Whether the loss falls layer by layer, with the words that hold and those that do not."""
+    runs = results.runs_of(arm)
+    losses = layer_means(results, arm, lambda run: run.layer_losses.get("test"))
+    if len(losses) < 2:
+        return f"{arm}: no layer losses on test data are stored."
+    rising = rising_layers(losses)
+    unstable = [run for run in runs if rising_layers(run.by_layer(run.layer_losses.get("test")))]
+    if rising:
+        what = f"{arm}: the test loss does not fall at {layers_text(rising)}"
+    elif unstable:
+        what = f"{arm}: the test loss falls at every layer on average, but not in every run"
+    else:
+        what = f"{arm}: every layer lowers the test loss"
+    words = [_word_text(runs, word) for word in ("monotone", "feasible", "shown", "calibrated")]
+    said = "; ".join(word for word in words if word)
+    return f"{what} ({said})." if said else f"{what}."
+
+
+def _word_text(runs: Sequence[Run], word: str) -> str:
+    known = [answer for run in runs if (answer := getattr(run.verdict, word)) is not None]
+    suffix = " at 95 %" if word == "shown" else ""
+    if not known:
+        return ""
+    if all(known):
+        return word + suffix
+    return f"not {word}{suffix}" if not any(known) else f"{word}{suffix} in {sum(known)} of {len(known)} runs"
+
+
+def quality_sentences(results: Results, arm: str) -> list[str]:
+    """One arm against the baseline: its price without noise, its gains and losses under noise, and the frontier."""
+    rows = [row for row in results.paired if row.arm == arm and row.difference is not None and row.ci95 is not None]
+    unit, sentences = UNITS[results.metric], []
+    for row in rows:
+        if row.kind == "none" and row.ci95 is not None:
+            verdict = {1: "better", -1: "worse", 0: "no difference shown"}[sign(row, results.lower_is_better)]
+            interval = f"{unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])}"
+            sentences.append(
+                f"{arm} against {row.against} without noise: {unit.difference(row.difference)} {unit.of_difference}, "
+                f"95 % interval {interval}: {verdict}."
+            )
+    noisy = [row for row in rows if row.kind != "none" and (row.gamma != 0 or row.share is not None)]
+    if noisy:
+        signs = [sign(row, results.lower_is_better) for row in noisy]
+        sentences.append(
+            f"{arm} against {noisy[0].against} under noise: better in {signs.count(1)}, worse in {signs.count(-1)} "
+            f"and no difference shown in {signs.count(0)} of {_counted(len(noisy), 'condition')}."
+        )
+    beyond = beyond_frontier(results, arm) if arm != results.baseline else {}
+    if beyond:
+        inside = [condition.text for condition, outside in beyond.items() if not outside]
+        sentences.append(
+            f"{arm} lies beyond the {results.baseline} frontier "
+            + (f"in all of {_counted(len(beyond), 'condition')}." if not inside else f"except under {join(inside)}.")
+            if len(inside) < len(beyond)
+            else f"{arm} does not lie beyond the {results.baseline} frontier: stopping early or weight decay gives as much."
+        )
+    return sentences
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def trivial_sentences(results: Results) -> list[str]:
+    """Where every arm loses to a predictor that has learned nothing."""
+    lost: dict[str, list[Condition]] = {}
+    for condition in conditions(results):
+        trivial = best_trivial(results, condition)
+        values = [v for arm in results.arm_names for v in noise_values(results, arm).get(condition, [])]
+        if (
+            trivial
+            and values
+            and all((v > trivial[1]) if results.lower_is_better else (v < trivial[1]) for v in values)
+        ):
+            lost.setdefault(trivial[0], []).append(condition)
+    return [
+        f"Every arm loses to the trivial predictor “{name}” under {join([one.text for one in where])}."
+        for name, where in lost.items()
+    ]
+
+
+def inflation_sentences(results: Results, arm: str) -> list[str]:
+    """Inflation, recalibration, cliff and tightness of one arm, each in a sentence."""
+    runs, sentences = results.runs_of(arm), []
+    inflation = layer_means(results, arm, lambda run: run.inflation)
+    if inflation:
+        worst = max(inflation, key=lambda layer: inflation[layer])
+        if inflation[worst] > 0:
+            sentences.append(f"Largest inflation: {number(inflation[worst], 3)} at layer {worst}.")
+        else:
+            sentences.append("No layer is inflated.")
+    calibrated = layer_means(results, arm, lambda run: run.calibrated_losses.get("test"))
+    if len(calibrated) > 1:
+        rising = rising_layers(calibrated)
+        sentences.append(
+            f"After recalibrating each layer the loss does not fall at {layers_text(rising)}, "
+            "so there the model gains no knowledge that this loss can see."
+            if rising
+            else "The loss falls at every layer after recalibration too."
+        )
+    shares = layer_means(results, arm, lambda run: run.log_share)
+    if shares:
+        largest = max(shares, key=lambda layer: shares[layer])
+        sentences.append(
+            f"The largest share of the descent, {100 * shares[largest]:.0f} %, is made by layer {largest}."
+        )
+    tightness = [run.tightness for run in runs if run.tightness is not None]
+    if tightness and any(run.constrained for run in runs):
+        sentences.append(
+            f"Tightness: the constraints ask for {100 * sum(tightness) / len(tightness):.0f} % of the descent."
+        )
+    descending = [run.share_descending for run in runs if run.share_descending is not None]
+    if descending:
+        share = 100 * sum(descending) / len(descending)
+        sentences.append(f"The loss falls at every layer for {share:.0f} % of single test samples.")
+    if any(run.feasible_checkpoint is False for run in runs):
+        sentences.append(
+            "No checkpoint was feasible on validation data in some run: the least infeasible one was kept."
+        )
+    return sentences
+
+
+def flag_sentences(results: Results) -> list[tuple[str, str]]:
+    """The warnings of all runs as (arm, sentence); seeds are named where an arm has several."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for arm in results.arm_names:
+        for run in results.runs_of(arm):
+            for flag in run.flags:
+                found.setdefault((arm, flag.rstrip(".")), []).append(run.seed)
+    return [
+        (arm, flag + (f" (seed {join(seeds)})." if len(results.runs_of(arm)) > 1 else "."))
+        for (arm, flag), seeds in found.items()
+    ]
+
+
+def sample_text(results: Results) -> str:
+    """How many units and seeds stand behind the comparison."""
+    units = sorted({row.n_units for row in results.paired if row.n_units is not None})
+    seeds = len(results.seed_values)
+    count = f"{units[-1]:,} test units, " if units else ""
+    return f"{count}{seeds} seed{'' if seeds == 1 else 's'}"
+
+
+def band_text(results: Results) -> str:
+    """What the bands around the lines are."""
+    if any(len(results.runs_of(arm)) > 1 for arm in results.arm_names):
+        return "Bands run from the lowest to the highest seed; lines are means over seeds."
+    if any(run.layer_losses_ci95.get("test") for run in results.runs):
+        return "Bands are 95 % bootstrap intervals over test units (one seed)."
+    return "One seed, so no bands."
+
+
+def alpha_text(run: Run) -> str:
+    """The alphas of a run, one number where they are all the same."""
+    values = [value for value in run.alpha or [] if value is not None]
+    return f"{values[0]:g}" if len(set(values)) == 1 else ", ".join(f"{value:g}" for value in values)
+
+
+def paired_note(results: Results) -> str:
+    """The caption of the table of paired differences."""
+    methods = list(dict.fromkeys(row.method for row in results.paired if row.method))
+    method = f" Intervals: {join(methods)}." if methods else ""
+    return (
+        f"{sample_text(results).capitalize()}.{method} Each interval stands for itself: "
+        "with many conditions, one in twenty excludes 0 by chance."
+    )
+
+
+def is_condition_free(row: Any) -> bool:
+    """Whether a row was measured without noise."""
+    return condition_of(row).kind == "none"

