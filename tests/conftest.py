@@ -8,6 +8,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("layerdescent", deadline=None, derandomize=True)  # a busy machine is not a failure
+settings.load_profile("layerdescent")
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 

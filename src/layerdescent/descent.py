@@ -123,9 +123,9 @@ class DescentConstraints:
         form: `"difference"`, `"ratio"` or `"cumulative"`.
         first_layer: the first constrained layer l; its reference is F_{l-1}.
         grid: the nodes themselves, ascending, the last one L (instead of `first_layer`).
-        detach_initial: the loss of the first node enters as a constant. Its Lagrangian weight is never positive, so with
-            a trainable readout the gradient would pay the readout for failing on Phi_0, without bound [D]; hence on by
-            default [C].
+        detach_initial: the loss of the first node enters as a constant. Its Lagrangian weight is never positive, so
+            with a trainable readout the gradient would pay the readout for failing on Phi_0, without bound [D];
+            hence on by default [C].
         detach_previous: F_{l-1} enters every constraint as a constant. Nothing is then paid for making layer l-1
             worse, but the dynamics have no saddle point where the only feasible route is a worse layer l-1: use it
             with resilience only [D]. Off by default, as the stated Lagrangian has it.
@@ -166,7 +166,7 @@ class DescentConstraints:
             raise InputError(f"first_layer is {self.first_layer}: this model has the layers 1 to {self.num_layers}")
         if self.grid is not None:
             self._check_grid(tuple(self.grid))
-        if self.tolerance is not None and self.tolerance < 0:
+        if self.tolerance is not None and not self.tolerance >= 0:
             raise InputError(f"tolerance is {self.tolerance:g}: it must be at least 0")
         _ = self.alphas  # an impossible alpha is named here, not at the first step
 
@@ -175,8 +175,8 @@ class DescentConstraints:
             raise InputError(
                 "first_layer and grid are both given: a grid starts at its own first entry, leave first_layer out"
             )
-        if len(grid) < 2 or any(a >= b for a, b in pairwise(grid)):
-            raise InputError(f"grid is {list(grid)}: give at least two layers in ascending order")
+        if len(grid) < 2 or not all(isinstance(node, int) for node in grid) or any(a >= b for a, b in pairwise(grid)):
+            raise InputError(f"grid is {list(grid)}: give the numbers of at least two layers in ascending order")
         if grid[0] < 0 or grid[-1] != self.num_layers:
             raise InputError(
                 f"grid is {list(grid)}: it must lie within 0 to {self.num_layers} and end at {self.num_layers}"
@@ -260,7 +260,9 @@ class DescentConstraints:
             raise InputError("the weights of the ratio form depend on the losses: give them")
         self._check(losses)
         current, base = (losses.detach().to(multipliers)[list(at)] for at in (self.nodes[1:], self._bases))
-        return multipliers / base, -multipliers * current / base**2
+        # A constraint without a multiplier weighs nothing, whatever its losses are: 0 * inf would be NaN.
+        own, against = multipliers / base, -multipliers * current / base**2
+        return own.where(multipliers != 0, 0), against.where(multipliers != 0, 0)
 
     def _scatter(self, own: Tensor, base: Tensor) -> Tensor:
         weights = own.new_zeros(self.num_layers + 1)
@@ -323,11 +325,17 @@ class DescentConstraints:
 def monotone(losses: ArrayLike | Tensor) -> bool:
     """Whether F_l < F_{l-1} for every l.
 
+    Args:
+        losses: layer losses F_0 … F_L, shape (L+1,).
+
+    Raises:
+        InputError: not one vector of losses.
+
     Example:
         >>> monotone([0.7, 0.6, 0.4]), monotone([0.7, 0.7, 0.4])
         (True, False)
     """
-    values = _as_array(losses)
+    values = _vector(losses)
     return bool((values[1:] < values[:-1]).all())
 
 
@@ -335,15 +343,18 @@ def feasible(losses: ArrayLike | Tensor, constraints: DescentConstraints) -> boo
     """Whether every relative violation lies within its tolerance: c_l / F_{l-1} <= tol_l.
 
     Args:
-        losses: layer losses F_0 … F_L.
+        losses: layer losses F_0 … F_L, shape (L+1,).
         constraints: the constraints, with their tolerances (alpha/5 by default [C]).
+
+    Raises:
+        InputError: not one loss for each of the layers 0 … L.
 
     Example:
         >>> constraints = DescentConstraints(num_layers=2, alpha=0.1)
         >>> feasible([1.0, 0.9, 0.82], constraints), feasible([1.0, 0.9, 0.85], constraints)
         (True, False)
     """
-    relative = constraints.relative_violations(torch.from_numpy(_as_array(losses)))
+    relative = constraints.relative_violations(torch.from_numpy(_vector(losses)))
     return bool((relative <= relative.new_tensor(constraints.tolerances)).all())
 
 
@@ -363,7 +374,7 @@ def shown(
     """
     from layerdescent.statistics import simultaneous_upper_bounds
 
-    losses = torch.from_numpy(_as_array(per_sample_losses))
+    losses = torch.from_numpy(_array(per_sample_losses))
     form: Form = "cumulative" if constraints.form == "cumulative" else "difference"
     linear = DescentConstraints(
         num_layers=constraints.num_layers, alpha=constraints.alphas, form=form, grid=constraints.nodes
@@ -387,11 +398,20 @@ def largest_alpha(ratio: float, num_layers: int) -> float:
 def loss_floors(constraints: DescentConstraints, best: float) -> tuple[float, ...]:
     """How low the loss of each node may be for the layers above it to descend to `best`: F* / prod_{k>l} (1 - alpha_k).
 
-    The cumulative form has no such floor, except for the first node. One value for each of `constraints.nodes` [D].
+    The cumulative form has no such floor between the first and the last node [D].
+
+    Returns:
+        One value for each of `constraints.nodes`, in the units of the loss.
+
+    Example:
+        >>> loss_floors(DescentConstraints(num_layers=2, alpha=0.5), best=0.25)
+        (1.0, 0.5, 0.25)
     """
     keep = [1 - step for step in constraints.steps]
     floors = [best / math.prod(keep[j:]) for j in range(len(keep) + 1)]
-    return (floors[0], *(0.0 for _ in keep)) if constraints.form == "cumulative" else tuple(floors)
+    if constraints.form == "cumulative":
+        floors[1:-1] = [0.0] * (len(floors) - 2)
+    return tuple(floors)
 
 
 def feasibility_advice(constraints: DescentConstraints, losses: ArrayLike | Tensor, best: float | None = None) -> str:
@@ -405,16 +425,25 @@ def feasibility_advice(constraints: DescentConstraints, losses: ArrayLike | Tens
     Returns:
         One sentence or two. The rule is necessary only, and the sentence says so.
 
+    Raises:
+        InputError: losses that are not finite or a first node's loss that is not above 0: the rule divides by it.
+
     Example:
         >>> constraints = DescentConstraints(num_layers=6, alpha=0.2)
         >>> feasibility_advice(constraints, [1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.5])
         'alpha above 0.109 cannot be met here: 0.2 over 6 layers asks for F_6 <= 0.26 F_0 and 0.50 F_0 was reached;
         below it may still fail'
     """
-    values = _as_array(losses)
+    values = _vector(losses)
+    constraints._check(torch.from_numpy(values))
     nodes, last = constraints.nodes, constraints.num_layers
     reached = float(values[-1]) if best is None else best
-    ratio, asked = reached / float(values[nodes[0]]), math.prod(1 - step for step in constraints.steps)
+    start = float(values[nodes[0]])
+    if not (math.isfinite(reached) and np.isfinite(values[list(nodes)]).all() and start > 0):
+        raise InputError(
+            f"F_{nodes[0]} is {start:g} and F_{last} {reached:g}: advice needs finite losses, the first above 0"
+        )
+    ratio, asked = reached / start, math.prod(1 - step for step in constraints.steps)
     span = last - nodes[0]
     alpha = f"{constraints.alphas[-1]:.3g}" if len(set(constraints.alphas)) == 1 else "this schedule"
     demand = (
@@ -435,7 +464,16 @@ def feasibility_advice(constraints: DescentConstraints, losses: ArrayLike | Tens
     return f"{demand}: this rule allows it, though it may still fail; {limit}"
 
 
-def _as_array(losses: ArrayLike | Tensor) -> np.ndarray:
+def _array(losses: ArrayLike | Tensor) -> np.ndarray:
     if isinstance(losses, Tensor):
         losses = losses.detach().cpu().double().numpy()
     return np.array(losses, dtype=np.float64)
+
+
+def _vector(losses: ArrayLike | Tensor) -> np.ndarray:
+    values = _array(losses)
+    if values.ndim != 1:
+        raise InputError(
+            f"layer losses of shape {values.shape}: give one loss for each layer; average over samples first"
+        )
+    return values
