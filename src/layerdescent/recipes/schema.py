@@ -13,17 +13,27 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from layerdescent.errors import InputError
 from layerdescent.recipes.yaml_text import read_yaml, write_yaml
 
-Part = Literal["train", "validation", "test"]
 Format = Literal["auto", "aclimdb", "glue", "multinli", "csv", "jsonl", "parquet"]
 Task = Literal["classification", "regression", "multi-label"]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+PARTS = ("train", "validation", "test")
+
+
+def _known_part(name: str) -> str:
+    if name not in PARTS:
+        raise ValueError(f"no part is called {name}; {_nearest(name, PARTS)}there are {', '.join(PARTS)}")
+    return name
+
+
+Part = Annotated[str, AfterValidator(_known_part)]
 
 # Set by the program for every run, so that a folder of results always has the same shape.
 RESERVED_TRAIN_FIELDS = frozenset({"output_dir", "seed", "data_seed", "resume_from_checkpoint"})
@@ -111,7 +121,7 @@ class DataSpec(_Section):
 
 
 class NoiseSpec(_Section):
-    """One kind of embedding noise and its levels: gammas relative to the embedding scale, or shares of tokens replaced."""
+    """One kind of embedding noise, its levels: gammas in units of the embedding scale, or shares of tokens replaced."""
 
     kind: Literal["gaussian", "uniform", "discrete"]
     gammas: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list)
@@ -303,9 +313,11 @@ def _index(entries: list[Any], key: str, override: str) -> int:
 def _explain(error: ValidationError, where: str) -> str:
     """One line for the first mistake: where it is, what it is, what was probably meant."""
     problems = error.errors(include_url=False)
-    first = problems[0]
-    path = [str(step) for step in first["loc"] if not str(step).startswith(("dict[", "str", "list["))]
-    place = ".".join(path) or "recipe"
+    # Where a field may be of two types each type complains; the complaint that goes deepest is about the type meant.
+    one_field = [problem for problem in problems if problem["loc"][:2] == problems[0]["loc"][:2]]
+    first = max(one_field, key=lambda problem: len(problem["loc"]))
+    path = [str(step) for step in first["loc"] if not str(step).startswith(("dict[", "str", "list[", "[key]"))]
+    place = ".".join(path) or "the whole"
     if first["type"] == "extra_forbidden":
         fields = _fields_at(path[:-1])
         message = f"{place}: no such field; {_nearest(path[-1], fields)}fields here are {', '.join(fields)}"
@@ -315,7 +327,8 @@ def _explain(error: ValidationError, where: str) -> str:
         given = first["input"]
         shown = f" (given: {given!r})" if not isinstance(given, dict | BaseModel) else ""
         message = f"{place}: {first['msg'].removeprefix('Value error, ')}{shown}"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    others = len(problems) - len(one_field)
+    more = f" (and {others} more)" if others else ""
     return f"{where}: {message}{more}"
 
 

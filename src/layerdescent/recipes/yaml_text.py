@@ -38,7 +38,7 @@ def read_yaml(text: str, *, where: str) -> Any:
         {'lr': 0.0001}
     """
     try:
-        return yaml.load(text, Loader=_Loader)
+        return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark is not None else ""
