@@ -82,12 +82,14 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str) -> object:
-    if name == "__version__":
-        return import_module("importlib.metadata").version("layerdescent")
-    if name not in _HOME:
-        raise AttributeError(f"module 'layerdescent' has no attribute {name!r}")
-    return getattr(import_module(f"layerdescent.{_HOME[name]}"), name)
+if not TYPE_CHECKING:  # a type checker that saw this would believe in any name
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return import_module("importlib.metadata").version("layerdescent")
+        if name not in _HOME:
+            raise AttributeError(f"module 'layerdescent' has no attribute {name!r}")
+        return getattr(import_module(f"layerdescent.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
