@@ -1,0 +1,538 @@
+"""Runs a recipe: arms x seeds, trained, evaluated and compared, in one folder that can be picked up at any time.
+
+    FOLDER/
+      recipe.yaml                     the recipe as resolved
+      runs/ARM-seedK/checkpoints/     while a run trains
+      runs/ARM-seedK/model/           its model, an ordinary checkpoint
+      runs/ARM-seedK/run.json         written last: the run is finished when it is there
+      runs/ARM-seedK/profile.*        layer losses on the test part
+      sweep/, frontier/               what the models do under noise, saved as it comes
+      results.json                    everything that the page shows
+
+Whatever is finished is never done again; what another recipe made is never mixed in.
+"""
+
+import shutil
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from tqdm.auto import tqdm
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    set_seed,
+)
+
+from layerdescent.data import PreparedText, prepare, resolve_model
+from layerdescent.descent import DescentConstraints
+from layerdescent.environment import describe_environment
+from layerdescent.errors import InputError, RunError
+from layerdescent.evaluation import DescentProfile, SweepResult, descent_profile, robustness_sweep
+from layerdescent.files import read_json, write_json, write_text
+from layerdescent.recipes import Recipe
+from layerdescent.training import DescentConfig, DescentTrainer, descent_history, last_complete_checkpoint
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm with one seed, and where it lives."""
+
+    recipe: Recipe
+    arm: str
+    seed: int
+    root: Path
+    overrides: tuple[tuple[str, Any], ...] = ()  # of the frontier: one setting of the baseline changed
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        changed = "".join(f"@{field}={value}" for field, value in self.overrides)
+        return f"{self.arm}{changed}-seed{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Everything of this run."""
+        return self.root / "runs" / self.name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the run can be resumed from, while it trains."""
+        return self.folder / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The finished model."""
+        return self.folder / "model"
+
+    @property
+    def record(self) -> Path:
+        """There when the run is finished."""
+        return self.folder / "run.json"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The training settings of this run: the recipe's, then the arm's, then what the frontier changed."""
+        return {**self.recipe.arm_settings(self.arm), **dict(self.overrides)}
+
+
+def train_recipe(recipe: Recipe, arm: str, seed: int | None, folder: Path, *, progress: bool = True) -> Path:
+    """Train one arm of a recipe with one seed; goes on from the last complete checkpoint.
+
+    Args:
+        recipe: what to train.
+        arm: one of the recipe's arms.
+        seed: None takes the recipe's first.
+        folder: where the recipe's runs live.
+        progress: show progress bars.
+
+    Returns:
+        The folder of the model.
+
+    Raises:
+        InputError: no such arm, a setting that DescentConfig does not have, or a folder with another recipe's runs.
+    """
+    run = Run(recipe, _known_arm(recipe, arm), recipe.seeds[0] if seed is None else seed, folder)
+    _claim(folder, recipe)
+    if not run.record.is_file():
+        _train(run, *_load_data(recipe, progress), progress=progress)
+    return run.model
+
+
+def compare_recipe(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    arms: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    progress: bool = True,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Train and evaluate arms x seeds of a recipe and store what came out; goes on where it was stopped.
+
+    Args:
+        recipe: what to compare.
+        folder: where everything goes; see the module's docstring.
+        arms: some of the recipe's arms; None takes all. The baseline is always among them.
+        seeds: instead of the recipe's.
+        progress: show progress bars and stages.
+        command: the command line to store with the results.
+
+    Returns:
+        The results, as stored in `FOLDER/results.json`.
+
+    Raises:
+        InputError: see `train_recipe`.
+    """
+    names = [_known_arm(recipe, arm) for arm in arms or recipe.arms]
+    names = [recipe.baseline, *(name for name in names if name != recipe.baseline)]
+    _claim(folder, recipe)
+    runs = [Run(recipe, arm, seed, folder) for seed in seeds or recipe.seeds for arm in names]
+    extra = _frontier_runs(recipe, runs)
+    for run in [*runs, *extra]:
+        _training_config(run, progress)  # a wrong setting of the last arm is told before the first one trains
+    say = _Stages(len(runs) + len(extra) + 2, show=progress)
+
+    say("reading and tokenising the data")
+    data, tokenizer = _load_data(recipe, progress)
+    for run in [*runs, *extra]:
+        say(f"training {run.name}" if not run.record.is_file() else f"{run.name} is trained already")
+        if not run.record.is_file():
+            _train(run, data, tokenizer, progress=progress)
+    say("evaluating on the test part")
+    profiles = _profiles(runs, data, tokenizer, progress)
+    models = {(run.arm, run.seed): run.model for run in runs}
+    sweep = _sweep(recipe, models, recipe.baseline, folder / "sweep", data, tokenizer, progress)
+    frontier = _frontier(recipe, [*runs, *extra], folder / "sweep", data, tokenizer, progress)
+    results = _results(recipe, runs, profiles, sweep, frontier, data, command)
+    write_json(folder / "results.json", results)
+    return results
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+
+def _known_arm(recipe: Recipe, arm: str) -> str:
+    if arm not in recipe.arms:
+        raise InputError(f"recipe {recipe.name} has no arm {arm!r}: choose among {', '.join(recipe.arms)}")
+    return arm
+
+
+def _claim(folder: Path, recipe: Recipe) -> None:
+    """Make the folder this recipe's, or refuse where runs of other settings lie in it."""
+    stored = folder / "recipe.yaml"
+    if stored.is_file():
+        try:
+            earlier = Recipe.model_validate(yaml.safe_load(stored.read_text(encoding="utf-8")))
+        except (yaml.YAMLError, ValueError) as error:
+            raise RunError(
+                f"{stored} is damaged ({type(error).__name__}): use another --folder, or delete this one"
+            ) from None
+        shared = [arm for arm in recipe.arms if arm in earlier.arms]
+        differing = [arm for arm in shared if earlier.arm_fingerprint(arm) != recipe.arm_fingerprint(arm)]
+        if differing or not shared:
+            raise InputError(
+                f"{folder} holds runs of recipe {earlier.name} with other settings "
+                f"({', '.join(differing) or 'other arms'}): "
+                "results of different settings are never mixed; use another --folder, or delete this one"
+            )
+    write_text(stored, recipe.to_yaml())
+
+
+def _training_config(run: Run, progress: bool) -> DescentConfig:
+    """The arguments of a run: the recipe's, over defaults that make arms comparable."""
+    settings = run.settings
+    known = {field.name for field in fields(DescentConfig)}
+    for name in settings:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InputError(f"recipe {run.recipe.name}, arm {run.arm}: DescentConfig has no field {name!r}{hint}")
+    # The newest checkpoint serves resuming, the best one the selection on clean validation data.
+    defaults: dict[str, Any] = {
+        "eval_strategy": "epoch",
+        "save_strategy": settings.get("eval_strategy", "epoch"),
+        "save_steps": settings.get("eval_steps", 500),
+        "save_total_limit": 2,
+        "load_best_model_at_end": True,
+        "logging_steps": 10,
+        "report_to": "none",
+        "per_device_eval_batch_size": run.recipe.evaluation.batch_size,
+    }
+    return DescentConfig(
+        output_dir=str(run.checkpoints),
+        seed=run.seed,
+        data_seed=run.seed,
+        disable_tqdm=not progress,
+        **{**defaults, **settings},
+    )
+
+
+def _load_data(recipe: Recipe, progress: bool) -> tuple[PreparedText, PreTrainedTokenizerBase]:
+    source = resolve_model(recipe.model.source)
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=recipe.model.revision)
+    return prepare(recipe.data, tokenizer, progress=progress), tokenizer
+
+
+class _Stages:
+    """Says which of how many stages begins."""
+
+    def __init__(self, total: int, show: bool) -> None:
+        self.total, self.show, self.count = total, show, 0
+
+    def __call__(self, message: str) -> None:
+        self.count += 1
+        if self.show:
+            tqdm.write(f"[{self.count}/{self.total}] {message}")
+
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+class _StepTimer(TrainerCallback):
+    """Seconds of every optimiser step, without evaluation and saving."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._started = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._started = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.seconds.append(time.perf_counter() - self._started)
+
+
+class _KeepWeights(TrainerCallback):
+    """Keeps the model at evenly spaced steps, for the frontier of what shorter training gives."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count = folder, count
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        every = max(1, state.max_steps // self.count)
+        if state.global_step % every == 0 and state.global_step < state.max_steps:
+            for part in ("model", "processing_class"):
+                kwargs[part].save_pretrained(self.folder / f"step-{state.global_step}")
+
+
+def _load_model(run: Run, data: PreparedText) -> PreTrainedModel:
+    source = resolve_model(run.recipe.model.source)
+    names = dict(enumerate(data.label_names or ["value"]))
+    config = AutoConfig.from_pretrained(
+        source,
+        revision=run.recipe.model.revision,
+        id2label=names,
+        label2id={name: number for number, name in names.items()},
+        problem_type=data.problem_type,
+    )
+    try:
+        return AutoModelForSequenceClassification.from_pretrained(
+            source, revision=run.recipe.model.revision, config=config
+        )
+    except OSError as error:
+        raise InputError(f"model {run.recipe.model.source} cannot be loaded: {error}") from None
+
+
+def _train(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, *, progress: bool) -> None:
+    config = _training_config(run, progress)
+    set_seed(run.seed)  # the new head is drawn here
+    timer = _StepTimer()
+    callbacks: list[TrainerCallback] = [timer]
+    if run.recipe.frontier and run.arm == run.recipe.baseline:
+        callbacks.append(_KeepWeights(run.folder / "along", run.recipe.frontier.checkpoints))
+    trainer = DescentTrainer(
+        model=_load_model(run, data),
+        args=config,
+        train_dataset=data.train,
+        eval_dataset=data.validation,
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
+    checkpoint = last_complete_checkpoint(run.checkpoints)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    seconds = time.perf_counter() - started
+    shutil.rmtree(run.model, ignore_errors=True)  # half of a model, from a stop in the middle of this save
+    trainer.save_model(str(run.model))
+    constraints = trainer.constraints
+    write_json(
+        run.record,
+        {
+            "arm": run.arm,
+            "seed": run.seed,
+            "settings": run.settings,
+            "alpha": list(constraints.alphas) if config.objective == "descent" else None,
+            "nodes": list(constraints.nodes),
+            "steps": trainer.state.global_step,
+            "resumed_from": checkpoint.name if checkpoint else None,
+            "seconds": seconds,
+            "step_seconds": statistics.median(timer.seconds) if timer.seconds else None,
+            "best_checkpoint_step": trainer.state.best_global_step,
+            "history": _columns(trainer.descent_history),
+            "validation": _kept_evaluation(trainer),
+            "peak_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+            "environment": describe_environment(),
+        },
+    )
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+
+
+def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """A list of records as one list for each quantity that all of them have."""
+    names = ("step", "layer_losses", "violations", "weights", "multipliers", "slacks")
+    return {name: [record[name] for record in records] for name in names if all(name in record for record in records)}
+
+
+def _kept_evaluation(trainer: DescentTrainer) -> dict[str, Any] | None:
+    """What the evaluation of the kept checkpoint said; None when there was none."""
+    records = descent_history(trainer.state.log_history, "eval_")
+    return next((record for record in records if record["step"] == trainer.state.best_global_step), None)
+
+
+# Evaluation ----------------------------------------------------------------------------------------------------------
+
+
+def _profiles(
+    runs: Sequence[Run], data: PreparedText, tokenizer: PreTrainedTokenizerBase, progress: bool
+) -> dict[Run, DescentProfile]:
+    """The test profile of every run, paired with the baseline's of its seed; stored ones are read."""
+    profiles: dict[Run, DescentProfile] = {}
+    baselines: dict[int, DescentProfile] = {}
+    for run in runs:  # the baseline comes first in every seed
+        stored = run.folder / "profile.safetensors"
+        if stored.is_file():
+            profile = DescentProfile.load(stored)
+        else:
+            record = read_json(run.record)
+            profile = descent_profile(
+                run.model,
+                data.test,
+                processing_class=tokenizer,
+                constraints=_yardstick(run),
+                validation=data.validation,
+                erm=baselines.get(run.seed),
+                batch_size=run.recipe.evaluation.batch_size,
+                lambda_share=_lambda_share(record),
+                progress=progress,
+            )
+            profile.save(stored)
+        profiles[run] = profile
+        if run.arm == run.recipe.baseline:
+            baselines[run.seed] = profile
+    return profiles
+
+
+def _yardstick(run: Run) -> DescentConstraints:
+    """What *feasible* means for a run: its own constraints; for other arms those of the recipe's first descent arm."""
+    own = run if run.settings.get("objective") == "descent" else None
+    constrained = [arm for arm, settings in run.recipe.arms.items() if settings.get("objective") == "descent"]
+    measured = own or Run(run.recipe, constrained[0] if constrained else run.arm, run.seed, run.root)
+    config = _training_config(measured, progress=False)
+    return config.constraints(AutoConfig.from_pretrained(run.model).num_hidden_layers)
+
+
+def _lambda_share(record: dict[str, Any]) -> list[float] | None:
+    """For every constraint, the share of logged steps at which its multiplier was above 0."""
+    rows = record["history"].get("multipliers") or []
+    if record["alpha"] is None or not rows:
+        return None
+    return [sum(value > 0 for value in column) / len(rows) for column in zip(*rows, strict=True)]
+
+
+def _sweep(
+    recipe: Recipe,
+    models: Mapping[tuple[str, int], Path],
+    baseline: str,
+    store: Path,
+    data: PreparedText,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: bool,
+) -> SweepResult:
+    noise = recipe.evaluation.noise
+    return robustness_sweep(
+        models,
+        data.test,
+        kinds=[part.kind for part in noise],
+        gammas=sorted({gamma for part in noise for gamma in part.gammas}),
+        shares=sorted({share for part in noise for share in part.shares}),
+        noise_seeds=recipe.evaluation.noise_seeds,
+        special_tokens=recipe.evaluation.special_tokens,
+        processing_class=tokenizer,
+        validation=data.validation,
+        train_labels=data.train["labels"],
+        baseline=baseline,
+        batch_size=recipe.evaluation.batch_size,
+        store=store,
+        progress=progress,
+    )
+
+
+# The frontier: what ordinary training buys by stopping early or regularising more ------------------------------------
+
+
+def _frontier_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
+    """The baseline again, one setting changed, with the first seed."""
+    if recipe.frontier is None:
+        return []
+    first = runs[0]
+    decays = recipe.frontier.weight_decay
+    return [Run(recipe, recipe.baseline, first.seed, first.root, (("weight_decay", decay),)) for decay in decays]
+
+
+def _frontier(
+    recipe: Recipe,
+    runs: Sequence[Run],
+    store: Path,
+    data: PreparedText,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: bool,
+) -> list[dict[str, Any]]:
+    """In-distribution against noisy values of the baseline's checkpoints along training and of its variants."""
+    if recipe.frontier is None:
+        return []
+    seed = runs[0].seed
+    baselines = [run for run in runs if run.arm == recipe.baseline and run.seed == seed]
+    places: dict[str, dict[str, Any]] = {}
+    models: dict[tuple[str, int], Path] = {}
+    for run in baselines:
+        steps = [(int(path.name.removeprefix("step-")), path) for path in (run.folder / "along").glob("step-*")]
+        for step, path in [*sorted(steps), (read_json(run.record)["steps"], run.model)]:
+            name = f"{run.name}@{step}"
+            models[name, seed] = path
+            places[name] = {"step": step, "weight_decay": run.settings.get("weight_decay", 0.0)}
+    swept = _sweep(recipe, models, next(iter(places)), store, data, tokenizer, progress)
+    points = []
+    for name, place in places.items():
+        clean, *noisy = swept.noise(name, seed)
+        points += [
+            {
+                **place,
+                "in_distribution": clean["value"],
+                **{key: row[key] for key in ("kind", "gamma", "share", "value")},
+            }
+            for row in noisy
+        ]
+    return points
+
+
+# Results -------------------------------------------------------------------------------------------------------------
+
+
+def _results(
+    recipe: Recipe,
+    runs: Sequence[Run],
+    profiles: Mapping[Run, DescentProfile],
+    sweep: SweepResult,
+    frontier: list[dict[str, Any]],
+    data: PreparedText,
+    command: str | None,
+) -> dict[str, Any]:
+    swept = sweep.to_dict()
+    records = {run: read_json(run.record) for run in runs}
+    rows = []
+    for run in runs:
+        record, profile = records[run], profiles[run].to_dict()
+        baseline = records[next(r for r in runs if r.arm == recipe.baseline and r.seed == run.seed)]
+        rows.append(
+            {
+                "arm": run.arm,
+                "seed": run.seed,
+                "alpha": record["alpha"],
+                **{key: profile[key] for key in ("layers", "nodes", "inflation", "tightness", "verdict", "log_share")},
+                **{key: profile[key] for key in ("share_descending", "constant_loss", "sentences", "temperatures")},
+                "layer_losses": {
+                    "validation": (record["validation"] or {}).get("layer_losses"),
+                    "test": profile["layer_losses"],
+                },
+                "layer_losses_ci95": {"test": profile["layer_losses_ci95"]},
+                "violations": {"test": profile["violations"]},
+                "calibrated_losses": {"test": profile["calibrated_losses"]},
+                "accuracies": {"test": profile["accuracies"]},
+                "flags": [f"{flag['name'].capitalize()}: {flag['sentence']}." for flag in profile["flags"]],
+                "noise": sweep.noise(run.arm, run.seed),
+                "history": record["history"],
+                "step_time_ratio": _ratio(record["step_seconds"], baseline["step_seconds"]),
+                "peak_memory_ratio": _ratio(record["peak_memory_bytes"], baseline["peak_memory_bytes"]),
+                **{
+                    key: record[key]
+                    for key in ("seconds", "step_seconds", "steps", "best_checkpoint_step", "resumed_from")
+                },
+                "validation": record["validation"],
+                "environment": record["environment"],
+            }
+        )
+    return {
+        "experiment": recipe.name,
+        "title": recipe.title,
+        "command": command,
+        "recipe": recipe.to_dict(),
+        "environment": describe_environment(),
+        "metric": recipe.metric,
+        "baseline": recipe.baseline,
+        "seeds": sorted({run.seed for run in runs}),
+        "arms": {run.arm: run.settings for run in runs},
+        "data": data.report.to_dict(),
+        "runs": rows,
+        "paired": swept["paired"],
+        "trivial": swept["trivial"],
+        "auc": swept["auc"],
+        "frontier": frontier,
+        "cost": None,
+    }
+
+
+def _ratio(value: float | None, baseline: float | None) -> float | None:
+    return value / baseline if value and baseline else None

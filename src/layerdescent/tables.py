@@ -1,0 +1,87 @@
+"""Plain-text tables for the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the first is aligned to the left, the others to the right.
+
+    Example:
+        >>> print(text_table(["arm", "accuracy"], [["erm", "0.812"], ["descent", "0.815"]]))
+        arm      accuracy
+        erm         0.812
+        descent     0.815
+    """
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def comparison_table(results: Mapping[str, Any]) -> str:
+    """A comparison at a glance: loss per layer, what holds, the metric under noise, and the paired differences."""
+    arms = list(results["arms"])
+    runs = {arm: [run for run in results["runs"] if run["arm"] == arm] for arm in arms}
+    layers = results["runs"][0]["layers"]
+    losses = [
+        [
+            f"test loss, layer {layer}",
+            *(_mean([run["layer_losses"]["test"][layer] for run in runs[arm]]) for arm in arms),
+        ]
+        for layer in layers
+    ]
+    words = [
+        [word, *(_votes([run["verdict"][word] for run in runs[arm]]) for arm in arms)]
+        for word in ("monotone", "feasible", "shown", "calibrated")
+    ]
+    noise = []
+    for at, row in enumerate(runs[arms[0]][0]["noise"]):
+        noise.append(
+            [
+                f"{results['metric']}, {condition(row)}",
+                *(_mean([run["noise"][at]["value"] for run in runs[arm]]) for arm in arms),
+            ]
+        )
+    tables = [text_table(["", *arms], [*losses, *words, *noise])]
+    if results["paired"]:
+        paired = [[f"{row['arm']} - {row['against']}, {condition(row)}", difference(row)] for row in results["paired"]]
+        tables.append(text_table(["paired difference", "with 95 % interval"], paired))
+    return "\n\n".join(tables)
+
+
+def condition(row: Mapping[str, Any]) -> str:
+    """The noise of a row in words.
+
+    Example:
+        >>> condition({"kind": "gaussian", "gamma": 1.5, "share": None})
+        'gaussian 1.5'
+        >>> condition({"kind": "discrete", "gamma": 3.1, "share": 0.25})
+        'discrete 25 %'
+    """
+    if row["kind"] == "none":
+        return "no noise"
+    return f"{row['kind']} {100 * row['share']:g} %" if row["share"] is not None else f"{row['kind']} {row['gamma']:g}"
+
+
+def difference(row: Mapping[str, Any]) -> str:
+    """A paired difference with its interval."""
+    low, high = row["ci95"]
+    return f"{row['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.3f}"
+
+
+def _votes(values: Sequence[bool | None]) -> str:
+    """One word for one seed; how many of them for several."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "not checked"
+    return ("yes" if known[0] else "no") if len(known) == 1 else f"{sum(known)} of {len(known)}"
