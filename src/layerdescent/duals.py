@@ -8,6 +8,7 @@ Own-loop use, once an optimiser step:
     multipliers.ascend(losses)
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -56,8 +57,8 @@ class Multipliers:
     smaller rho, the more is forgiven. Without resilience an infeasible alpha drives lambda up without bound; with it
     lambda <= rho * max c/ref.
 
-    The state lives on the CPU, in single precision by default, whatever the model's device and precision: it is L numbers,
-    and weights that are plain Python numbers need no synchronisation in the forward pass.
+    The state lives on the CPU, in single precision by default, whatever the model's device and precision: it is L
+    numbers, and weights that are plain Python numbers need no synchronisation in the forward pass.
 
     Args:
         constraints: the constraints, one multiplier for each.
@@ -139,13 +140,15 @@ class Multipliers:
         """Count one optimiser step and, when one is due, take the dual step.
 
         Args:
-            losses: layer losses of shape (L+1,), averaged over the whole optimiser step, all micro-batches and all ranks.
+            losses: layer losses of shape (L+1,), averaged over the whole optimiser step: all micro-batches, all ranks.
 
         Returns:
             What the dual step did, or None where none was due.
 
         Raises:
-            NonFiniteLossError: a NaN or an infinity among the constrained layers; the state is untouched.
+            InputError: losses of another shape.
+            NonFiniteLossError: a NaN or an infinity among the constrained layers, or a step that would end in one; the
+                state is untouched.
         """
         losses = losses.detach().to("cpu", self.values.dtype)
         if losses.shape != self._pending.shape:
@@ -159,34 +162,42 @@ class Multipliers:
                 f"the loss at layer {broken[0]} is {losses[broken[0]].item()} at optimiser step {self._steps + 1}: "
                 "the multipliers are unchanged; lower the learning rate, clip gradients or look at the batch"
             )
+        if self._steps < self.warmup_steps:
+            self._steps += 1
+            return None
+        pending, pending_steps = self._pending + losses, self._pending_steps + 1
+        if self.dual_every == "epoch" or pending_steps < self.dual_every:
+            step, self._pending, self._pending_steps = None, pending, pending_steps
+        else:
+            step = self._dual_step(pending / pending_steps)
         self._steps += 1
-        if self._steps <= self.warmup_steps:
-            return None
-        self._pending += losses
-        self._pending_steps += 1
-        if self.dual_every == "epoch" or self._pending_steps < self.dual_every:
-            return None
-        return self._dual_step()
+        return step
 
     def end_epoch(self) -> DualStep | None:
         """Take the dual step of an epoch when `dual_every` is `"epoch"` and steps were counted since the last one."""
-        return self._dual_step() if self.dual_every == "epoch" and self._pending_steps else None
+        if self.dual_every != "epoch" or not self._pending_steps:
+            return None
+        return self._dual_step(self._pending / self._pending_steps)
 
-    def _dual_step(self) -> DualStep:
-        losses = self._pending / self._pending_steps
+    def _dual_step(self, losses: Tensor) -> DualStep:
         violations = self.constraints.violations(losses)
         references = self.constraints.references(losses)
         if self.reference == "initial":
             references = references[:1].expand_as(references)
-        seen = self._references > 0
-        self._references = torch.where(
-            seen, REFERENCE_DECAY * self._references + (1 - REFERENCE_DECAY) * references, references
-        )
+        mean = REFERENCE_DECAY * self._references + (1 - REFERENCE_DECAY) * references
+        references = torch.where(self._references > 0, mean, references)
 
-        relative = violations / self._references.clamp_min(torch.finfo(losses.dtype).tiny)
+        relative = violations / references.clamp_min(torch.finfo(losses.dtype).tiny)
         cap = float("inf") if self.violation_cap is None else self.violation_cap
         capped, relative = relative > cap, relative.clamp_max(cap)
-        self.values = (self.values + self.lr * (relative - self.slacks)).clamp(min=0, max=self.max_value)
+        values = (self.values + self.lr * (relative - self.slacks)).clamp(min=0, max=self.max_value)
+        for layer, value in zip(self.constraints.nodes[1:], values.tolist(), strict=True):
+            if not math.isfinite(value):
+                raise NonFiniteLossError(
+                    f"the multiplier of layer {layer} would become {value} at optimiser step {self._steps + 1}: "
+                    "the multipliers are unchanged; for losses near 0 use the difference form and a violation_cap"
+                )
+        self.values, self._references = values, references
         self._pending, self._pending_steps = torch.zeros_like(self._pending), 0
         return DualStep(violations, relative, capped, self.values.clone(), self.slacks)
 
