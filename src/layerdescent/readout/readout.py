@@ -57,7 +57,7 @@ class Readout:
         """Find the readout of a model in the table of architectures.
 
         Args:
-            model: a transformers classifier, bare or wrapped by PEFT, accelerate, DistributedDataParallel, torch.compile.
+            model: a transformers classifier, bare or wrapped by PEFT, accelerate, DDP or torch.compile.
 
         Returns:
             Its readout, which shares the model's modules.
@@ -95,9 +95,9 @@ class Readout:
     ) -> Tensor:
         """Read layers through the head, as the model would read its last one.
 
-        In eval mode all layers go through the head in one stacked call. In training mode the head draws one dropout mask,
-        shared by all layers, from a fork of the random state: layers are compared under the same mask, each step has
-        another one, and whatever is drawn later is what would have been drawn without the readout.
+        In eval mode all layers go through the head in one stacked call. In training mode the head draws one dropout
+        mask, shared by all layers, from a fork of the random state: layers are compared under the same mask, each step
+        has another one, and whatever is drawn later is what would have been drawn without the readout.
 
         Args:
             hidden_states: the L + 1 hidden states of a forward, each (B, S, d).
@@ -128,8 +128,8 @@ class Readout:
     ) -> Tensor:
         """Read layers through the head, the last one as the model itself just did.
 
-        As `logits`, but the slice of layer L is `outputs.logits` (with the dropout mask of the forward), so that any loss
-        of it is the loss that plain training would have had.
+        As `logits`, but the slice of layer L is `outputs.logits` (with the forward's dropout mask), so that any loss of
+        it is the loss that plain training would have had.
 
         Args:
             outputs: the model's outputs, with hidden states.
@@ -170,7 +170,7 @@ class Readout:
     ) -> Tensor:
         """Compute the mean loss of layers: F_0 … F_L, differentiable.
 
-        The last one is `outputs.loss`, the model's own loss, when the forward was given labels: weights (0, …, 0, 1) are
+        The last one is `outputs.loss`, the model's own, when the forward was given labels: weights (0, …, 0, 1) are
         plain fine-tuning, bit for bit and dropout included.
 
         Args:

@@ -30,8 +30,8 @@ class ReadoutSpec:
 
     Args:
         num_layers: model -> L, such that the model returns L + 1 hidden states.
-        rows: (model, hidden (B, S, d), batch) -> (B, d'): what the head needs of a hidden state, picked or pooled before
-            any matrix product, without random numbers. `batch` is what went into the model, or None when not given.
+        rows: (model, hidden (B, S, d), batch) -> (B, d'): what the head needs of a hidden state, picked or pooled
+            before any matrix product, without random numbers. `batch` is what went into the model, None when not given.
         head: (model, rows (N, d')) -> logits (N, K), row by row: pooler, dropout and classifier, called as modules
             (never through `.weight`), so that adapters act. A norm that the model applies after its last layer belongs
             here, or into `rows` when pooling comes after it.

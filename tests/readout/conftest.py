@@ -1,0 +1,177 @@
+"""One tiny random model of every family in the table, with a batch, and a way to cut it off after layer l."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+TEXT = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 40,
+    "pad_token_id": 1,
+}
+IMAGE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "image_size": 8,
+    "patch_size": 4,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+}
+DEBERTA = TEXT | {
+    "relative_attention": True,
+    "position_buckets": 4,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "pooler_hidden_size": 16,
+    "pooler_dropout": 0.1,
+}
+MODERNBERT = TEXT | {
+    "global_attn_every_n_layers": 2,
+    "local_attention": 4,
+    "classifier_dropout": 0.1,
+    "mlp_dropout": 0.1,
+    "embedding_dropout": 0.1,
+    "bos_token_id": 2,
+    "cls_token_id": 2,
+    "eos_token_id": 3,
+    "sep_token_id": 3,
+}
+ALBERT = TEXT | {"embedding_size": 8, "classifier_dropout_prob": 0.1, "hidden_dropout_prob": 0.1}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model class at toy size; `layers` is the path of its list of layers."""
+
+    architecture: str
+    settings: dict[str, Any]
+    layers: str
+    image: bool = False
+    cut_model: Callable[[Any, int], Any] | None = None
+    cuts: Sequence[int] = field(default=range(4))
+
+    def model(self, **settings: Any) -> Any:
+        model_class = getattr(transformers, self.architecture)
+        config = model_class.config_class(**self.settings | {"num_labels": 3} | settings)
+        torch.manual_seed(0)
+        model = model_class(config)
+        with torch.no_grad():  # layers that matter, and norms that are no identity on what is normed already
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+        return model.eval()
+
+    def batch(self, size: int = 4) -> dict[str, Tensor]:
+        if self.image:
+            return {"pixel_values": torch.randn(size, 3, 8, 8)}
+        ids = torch.randint(4, 32, (size, 7))
+        ids[:, 0] = 2
+        mask = torch.ones_like(ids)
+        for row, length in enumerate([7, 4, 5, 3][:size]):
+            mask[row, length:] = 0
+        return {"input_ids": ids.where(mask == 1, 1), "attention_mask": mask}
+
+    def cut(self, model: Any, layer: int) -> Any:
+        """A copy of the model that ends after `layer` layers: what reading that layer must equal."""
+        shortened = copy.deepcopy(model)
+        if self.cut_model is not None:
+            return self.cut_model(shortened, layer)
+        parent, _, name = self.layers.rpartition(".")
+        module = shortened.get_submodule(parent)
+        setattr(module, name, getattr(module, name)[:layer])
+        return shortened
+
+
+class _Identity(nn.Module):
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        return hidden, None
+
+
+def _cut_deberta(model: Any, layer: int) -> Any:
+    encoder = model.deberta.encoder
+    if layer == 0:  # its encoder cannot run without a layer
+        encoder.layer, encoder.conv = nn.ModuleList([_Identity()]), None
+    else:
+        encoder.layer = encoder.layer[:layer]
+    return model
+
+
+def _cut_albert(model: Any, layer: int) -> Any:
+    model.config.num_hidden_layers = layer // model.config.inner_group_num
+    return model
+
+
+FAMILIES = {
+    "bert": Family("BertForSequenceClassification", TEXT, "bert.encoder.layer"),
+    "distilbert": Family(
+        "DistilBertForSequenceClassification",
+        {
+            "vocab_size": 32,
+            "dim": 16,
+            "n_layers": 3,
+            "n_heads": 2,
+            "hidden_dim": 24,
+            "max_position_embeddings": 40,
+            "pad_token_id": 1,
+        },
+        "distilbert.transformer.layer",
+    ),
+    "roberta": Family("RobertaForSequenceClassification", TEXT, "roberta.encoder.layer"),
+    "xlm-roberta": Family("XLMRobertaForSequenceClassification", TEXT, "roberta.encoder.layer"),
+    "albert": Family("AlbertForSequenceClassification", ALBERT, "", cut_model=_cut_albert),
+    "albert-inner": Family(
+        "AlbertForSequenceClassification",
+        ALBERT | {"num_hidden_layers": 2, "inner_group_num": 2},
+        "",
+        cut_model=_cut_albert,
+        cuts=(0, 2, 4),  # its inner layers come in pairs
+    ),
+    "electra": Family("ElectraForSequenceClassification", TEXT | {"embedding_size": 8}, "electra.encoder.layer"),
+    "mpnet": Family("MPNetForSequenceClassification", TEXT, "mpnet.encoder.layer"),
+    "deberta-v2": Family(
+        "DebertaV2ForSequenceClassification",
+        DEBERTA | {"conv_kernel_size": 3, "conv_act": "gelu"},
+        "deberta.encoder.layer",
+        cut_model=_cut_deberta,
+    ),
+    "deberta-v3": Family(
+        "DebertaV2ForSequenceClassification", DEBERTA, "deberta.encoder.layer", cut_model=_cut_deberta
+    ),
+    "modernbert-cls": Family(
+        "ModernBertForSequenceClassification", MODERNBERT | {"classifier_pooling": "cls"}, "model.layers"
+    ),
+    "modernbert-mean": Family(
+        "ModernBertForSequenceClassification", MODERNBERT | {"classifier_pooling": "mean"}, "model.layers"
+    ),
+    "vit": Family("ViTForImageClassification", IMAGE, "vit.layers", image=True),
+    "deit": Family("DeiTForImageClassification", IMAGE, "deit.layers", image=True),
+    "dinov2": Family("Dinov2ForImageClassification", IMAGE | {"mlp_ratio": 2}, "dinov2.encoder.layer", image=True),
+}
+
+
+@pytest.fixture
+def families() -> dict[str, Family]:
+    return FAMILIES
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture
+def bert() -> Family:
+    return FAMILIES["bert"]
