@@ -40,6 +40,8 @@ CLIFF_LAYERS = 3
 """… in a model with at least this many layers. [C]"""
 SLACK_TIGHTNESS = 0.25
 """alpha is slack when the constraints, all met, ask for less than this share of the descent. [C]"""
+CALIBRATED_FALL = 1e-4
+"""A calibrated loss that falls by less than this share of itself does not fall: rounding is no descent. [C]"""
 INVERSE_TEMPERATURES = (1e-4, 1e4)
 """Where a layer's 1/T is looked for: one that knows nothing goes to the lower end, a separable one to the upper. [C]"""
 
@@ -246,15 +248,15 @@ def find_flags(
     return [flag for flag in found if flag is not None]
 
 
-def rises(losses: ArrayLike, nodes: Sequence[int]) -> tuple[int, ...]:
-    """The nodes whose loss is not below the previous node's.
+def rises(losses: ArrayLike, nodes: Sequence[int], least_fall: float = 0.0) -> tuple[int, ...]:
+    """The nodes whose loss is not below the previous node's, or not by more than a share `least_fall` of it.
 
     Example:
         >>> rises([0.7, 0.6, 0.65, 0.3], nodes=(0, 1, 2, 3))
         (2,)
     """
     F = np.asarray(losses, dtype=np.float64)
-    return tuple(node for before, node in pairwise(nodes) if not F[node] < F[before])
+    return tuple(node for before, node in pairwise(nodes) if not F[node] < (1 - least_fall) * F[before])
 
 
 def layers_in_words(layers: Sequence[int]) -> str:
@@ -305,7 +307,7 @@ def _vacuous_start(means: Array, constant: float, constraints: DescentConstraint
 def _scale_only(means: Array, calibrated: ArrayLike | None, constraints: DescentConstraints) -> Flag | None:
     if calibrated is None or rises(means, constraints.nodes):
         return None
-    layers = rises(calibrated, constraints.nodes)
+    layers = rises(calibrated, constraints.nodes, CALIBRATED_FALL)
     if not layers:
         return None
     return Flag(

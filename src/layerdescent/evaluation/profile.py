@@ -26,6 +26,7 @@ from layerdescent.evaluation.batches import (
     problem_type,
 )
 from layerdescent.evaluation.diagnostics import (
+    CALIBRATED_FALL,
     Calibration,
     Flag,
     ProblemType,
@@ -110,7 +111,7 @@ class DescentProfile:
             "monotone": monotone(self.mean_losses[nodes]),
             "feasible": feasible(self.mean_losses, self.constraints),
             "shown": shown(self.layer_losses, self.constraints, confidence=CONFIDENCE),
-            "calibrated": None if calibrated is None else monotone(calibrated[nodes]),
+            "calibrated": None if calibrated is None else not rises(calibrated, nodes, CALIBRATED_FALL),
         }
 
     @cached_property
@@ -399,7 +400,7 @@ def _calibration_sentence(profile: DescentProfile) -> str:
         return "No validation data: calibration not checked."
     what = "gain and offset" if profile.kind == "regression" else "one temperature"
     nodes = profile.constraints.nodes
-    up = rises(profile.calibrated_losses, nodes)
+    up = rises(profile.calibrated_losses, nodes, CALIBRATED_FALL)
     if up:
         return f"After {what} per layer the loss does not fall at {layers_in_words(up)}."
     unshown = _unshown(profile.calibrated_layer_losses, nodes)
