@@ -94,3 +94,44 @@ def test_recipes_named_on_the_pages_exist(page: Path) -> None:
 def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{name_of(page)}: {target}"
+
+
+# What docs/architecture.md says of the modules: each imports only from those before it.
+ORDER = [
+    {"errors"},
+    {"files", "environment", "statistics", "tables"},
+    {"descent"},
+    {"duals", "readout", "perturbation", "recipes"},
+    {"data", "training", "evaluation", "report"},
+    {"experiment"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+
+
+def test_modules_import_downwards_only() -> None:
+    level = {module: number for number, modules in enumerate(ORDER) for module in modules}
+    source = ROOT / "src" / "layerdescent"
+    for file in source.rglob("*.py"):
+        own = file.relative_to(source).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("layerdescent."):
+                other = str(node.module).split(".")[1]
+                assert other == own or level[other] < level[own], f"{file.relative_to(source)} imports {node.module}"
+
+
+def test_the_architecture_page_names_every_module() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for entry in (ROOT / "src" / "layerdescent").iterdir():
+        if entry.suffix == ".py" and entry.name != "__main__.py":
+            assert entry.name in page
+        elif (entry / "__init__.py").is_file():
+            assert f"{entry.name}/" in page
+
+
+def test_the_page_that_explains_the_report_has_its_sections() -> None:
+    template = (ROOT / "src" / "layerdescent" / "report" / "template.html.j2").read_text(encoding="utf-8")
+    sections = re.findall(r"<h2[^>]*>(\d · [^<{]+)</h2>", template)
+    guide = (ROOT / "docs" / "read-the-page.md").read_text(encoding="utf-8")
+    assert len(sections) > 5
+    assert [section for section in sections if f"**{section}**" not in guide] == []
