@@ -1,6 +1,7 @@
 """Training under descent constraints, on transformers' Trainer.
 
-`DescentTrainer` with a `DescentConfig`; `DescentMixin` and `DescentArguments` for other Trainer subclasses and their configurations.
+`DescentTrainer` with a `DescentConfig`; `DescentMixin` and `DescentArguments` for other Trainer subclasses and their
+configurations.
 """
 
 from layerdescent.training.checkpoints import last_complete_checkpoint, problem_with

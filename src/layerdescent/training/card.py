@@ -1,10 +1,13 @@
 """The model card: how a checkpoint was trained, and what its layers do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from layerdescent.descent import DescentConstraints
 from layerdescent.files import write_text
+from layerdescent.training.capture import plain_model
+from layerdescent.training.records import descent_history
 
 PAPER = "Porras-Valenzuela, Hadou, Ribeiro: *A Constrained Optimization Perspective of Unrolled Transformers*, [arXiv 2601.17257](https://arxiv.org/abs/2601.17257)"
 BEGIN, END = "<!-- layerdescent: begin -->", "<!-- layerdescent: end -->"
@@ -16,10 +19,8 @@ _TITLES = {
     "noise": "fine-tuned on the loss of its last layer under gaussian noise on the word embeddings",
 }
 _FIELDS = {
-    "descent": (
-        "alpha form first_layer grid dual_lr resilience dual_warmup_steps dual_every violation_cap multiplier_max reference "
-        "detach_initial detach_previous clip_weights feasibility_tolerance"
-    ),
+    "descent": "alpha form first_layer grid dual_lr resilience dual_warmup_steps dual_every violation_cap "
+    "multiplier_max reference detach_initial detach_previous clip_weights feasibility_tolerance",
     "erm": "",
     "deep-supervision": "layer_weights",
     "noise": "noise_gamma",
@@ -32,8 +33,7 @@ def card_section(
     steps: int,
     batch_size: int,
     profile: Mapping[str, Any] | None,
-    nodes: Sequence[int],
-    alphas: Sequence[float],
+    constraints: DescentConstraints,
 ) -> str:
     """The part of a model card that layerdescent writes, as Markdown.
 
@@ -42,71 +42,100 @@ def card_section(
         steps: optimiser steps behind the checkpoint.
         batch_size: samples an optimiser step.
         profile: a record of `descent_history`, from an evaluation if there was one; None leaves the table out.
-        nodes: the layers that the constraints tie, n_0 … n_C.
-        alphas: alpha_1 … alpha_L.
+        constraints: which the violations refer to.
     """
     fields = f"{_FIELDS[args.objective]} {_COMMON}".split()
     settings = "\n".join(f"| {name} | {_shown(getattr(args, name))} |" for name in fields)
     return f"""{BEGIN}
 ## How it was trained
 
-This model was {_TITLES[args.objective]}. {steps} optimiser steps of {batch_size} samples, with layerdescent.
-It is an ordinary checkpoint: `from_pretrained` loads it without that package.
+This model was {_TITLES[args.objective]}.
+It took {steps} optimiser steps of {batch_size} samples, with layerdescent. It is an ordinary checkpoint: `from_pretrained` loads it without that package.
 
 | setting | value |
 |---|---|
 | objective | {args.objective} |
 {settings}
 
-{_profile(profile, nodes, alphas, args.objective)}## Source
+{_profile(profile, constraints, args.objective)}## Source
 
 Layerwise descent constraints are due to {PAPER}.
 {END}
 """
 
 
-def _profile(profile: Mapping[str, Any] | None, nodes: Sequence[int], alphas: Sequence[float], objective: str) -> str:
+def _profile(profile: Mapping[str, Any] | None, constraints: DescentConstraints, objective: str) -> str:
     if profile is None:
         return ""
-    losses, violations = profile["layer_losses"], dict(zip(nodes[1:], profile["violations"], strict=True))
+    constrained = objective == "descent"
+    violations = dict(zip(constraints.nodes[1:], profile["violations"], strict=True))
+    rows = (
+        ["| layer | loss | alpha | violation |", "|---|---|---|---|"]
+        if constrained
+        else ["| layer | loss |", "|---|---|"]
+    )
+    for layer, loss in enumerate(profile["layer_losses"]):
+        cells = [str(layer), "" if loss is None else f"{loss:.4f}"]
+        if constrained:
+            cells.append(f"{constraints.alphas[layer - 1]:.4g}" if layer else "")
+            cells.append(f"{violations[layer]:+.4f}" if layer in violations else "")
+        rows.append(f"| {' | '.join(cells)} |")
     evaluated = "feasible" in profile
-    rows = []
-    for layer, loss in enumerate(losses):
-        alpha = f"{alphas[layer - 1]:.4g}" if layer else ""
-        violation = f"{violations[layer]:+.4f}" if layer in violations else ""
-        rows.append(f"| {layer} | {'' if loss is None else f'{loss:.4f}'} | {alpha} | {violation} |")
     where = "validation data" if evaluated else "training data, dropout on"
-    return "\n".join(
-        [
-            "## What its layers do",
-            "",
-            f"Loss read from every layer by the model's own head, at step {profile['step']} on {where}; "
-            "a violation above 0 means that the layer lowers the loss by less than its alpha.",
-            "",
-            "| layer | loss | alpha | violation |",
-            "|---|---|---|---|",
-            *rows,
-            "",
-            *([_verdict(profile, objective), ""] if evaluated else []),
-            "",
-        ]
+    meaning = "; a violation above 0 means that the layer lowers the loss by less than its alpha" if constrained else ""
+    lines = [
+        "## What its layers do",
+        f"Loss read from every layer by the model's own head, at step {profile['step']} on {where}{meaning}.",
+        "\n".join(rows),
+        *([_verdict(profile, constrained)] if evaluated else []),
+    ]
+    return "\n\n".join(lines) + "\n\n"
+
+
+def _verdict(profile: Mapping[str, Any], constrained: bool) -> str:
+    falls = "The loss falls at every layer" if profile["monotone"] else "The loss does not fall at every layer"
+    if not constrained:
+        return f"{falls}."
+    if profile["feasible"]:
+        return f"{falls}; every constraint is met within its tolerance."
+    worst = profile["max_violation"]
+    return (
+        f"{falls}; the largest relative violation is {worst:.3f}, so this checkpoint is **not feasible**: "
+        "it was kept because no feasible one was found, or none was asked for."
     )
 
 
-def _verdict(profile: Mapping[str, Any], objective: str) -> str:
-    monotone = "The loss falls at every layer" if profile["monotone"] else "The loss does not fall at every layer"
-    if profile["feasible"]:
-        return f"{monotone}; every constraint is met within its tolerance."
-    missed = f"{monotone}; the largest relative violation is {profile['max_violation']:.3f}, so this checkpoint is **not feasible**."
-    return (
-        f"{missed} It is the one kept because no feasible one was found or asked for."
-        if objective == "descent"
-        else missed
+def write_trainer_card(trainer: Any, folder: str | None) -> None:
+    """Write or update the card of the model that a trainer saves into a folder.
+
+    The profile is that of the saved weights: of the best checkpoint once it was loaded, else of the newest evaluation,
+    or of the newest training steps where there was none.
+    """
+    path = Path(folder or trainer.args.output_dir)
+    best = trainer.state.best_global_step if trainer.best_is_loaded else None
+    records = descent_history(trainer.state.log_history, "eval_") or trainer.descent_history
+    if best is not None:
+        records = [record for record in records if record["step"] == best]
+    section = card_section(
+        trainer.args,
+        steps=best or trainer.state.global_step,
+        batch_size=trainer.get_total_train_batch_size(trainer.args),
+        profile=records[-1] if records else None,
+        constraints=trainer.constraints,
+    )
+    model = plain_model(trainer.model)
+    base = getattr(model.config, "_name_or_path", "")
+    write_card(
+        path,
+        section,
+        model_name=path.resolve().name,
+        base_model=base if base and not Path(base).exists() else None,
+        library="transformers" if model is trainer.model else "peft",
     )
 
 
 def write_card(folder: Path, section: str, model_name: str, base_model: str | None, library: str) -> None:
-    """Write the section into the folder's README.md: in place of an older one, below what others wrote, or as a new card."""
+    """Write the section into a folder's README.md: in place of an older one, below what others wrote, or alone."""
     path = folder / "README.md"
     if path.is_file():
         text = path.read_text(encoding="utf-8")

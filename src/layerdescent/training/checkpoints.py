@@ -1,7 +1,8 @@
 """Multipliers in a checkpoint folder, and which checkpoint folders are whole.
 
-Trainer writes a checkpoint folder file by file, `trainer_state.json` last, so a kill in the middle leaves a folder that looks like the newest
-checkpoint and is none. (Its optimiser, scheduler and random states are torch files of its own; ours is safetensors.)
+Trainer writes a checkpoint folder file by file, `trainer_state.json` last, so a kill in the middle leaves a folder that
+looks like the newest checkpoint and is none. (The optimiser's, scheduler's and random states are torch files of its
+own; the multipliers are safetensors.)
 """
 
 import json
@@ -31,8 +32,6 @@ def save_multipliers(folder: str | os.PathLike[str], multipliers: Multipliers) -
     try:
         save_file(multipliers.state_dict(), temporary, metadata=about)
         temporary.replace(path)
-    except OSError as error:
-        raise RunError(f"the multipliers could not be written to {path}: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
     return path
@@ -60,8 +59,8 @@ def load_multipliers(folder: str | os.PathLike[str], multipliers: Multipliers) -
 def problem_with(folder: str | os.PathLike[str], world_size: int = 1) -> str | None:
     """What keeps a folder from being a whole checkpoint, or None when nothing does.
 
-    Every file that Trainer wrote is opened: weights and multipliers (safetensors, whose headers know the file's length), torch files (zip
-    archives, whose directory comes last), and `trainer_state.json`, the last to be written.
+    Every file that Trainer wrote is opened: weights and multipliers (safetensors, whose headers know the file's
+    length), torch files (zip archives, whose directory comes last), and `trainer_state.json`, the last to be written.
 
     Args:
         folder: a `checkpoint-N` folder.
@@ -77,8 +76,8 @@ def problem_with(folder: str | os.PathLike[str], world_size: int = 1) -> str | N
         return "trainer_state.json is damaged"
     if folder.name.rpartition("-")[2] != str(step):
         return f"trainer_state.json is that of step {step}"
-    weights = [path for path in folder.glob("*.safetensors") if path.name != MULTIPLIERS_NAME]
-    if not weights and not list(folder.glob("*.bin")) and not any(path.is_dir() for path in folder.iterdir()):
+    sharded = any(path.is_dir() for path in folder.iterdir())  # as FSDP and DeepSpeed leave them
+    if not sharded and not any(folder.glob("*model*.safetensors")) and not any(folder.glob("*model*.bin")):
         return "it has no weights"
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.pt"), *folder.glob("*.pth"), *folder.glob("*.bin")]:
         if not (_is_safetensors(path) if path.suffix == ".safetensors" else zipfile.is_zipfile(path)):
@@ -93,7 +92,9 @@ def problem_with(folder: str | os.PathLike[str], world_size: int = 1) -> str | N
 
 
 def last_complete_checkpoint(output_dir: str | os.PathLike[str], world_size: int = 1) -> Path | None:
-    """The newest whole `checkpoint-N` under a folder; half-written or damaged newer ones are named in a warning and left alone.
+    """The newest whole `checkpoint-N` under a folder.
+
+    Newer ones that are half-written or damaged are named in a warning and left alone.
 
     Args:
         output_dir: the `output_dir` of a run; may not exist.
@@ -112,6 +113,23 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str], world_size: int
             return folder
         logger.warning("%s is not used: %s", folder, problem)
     return None
+
+
+def checkpoint_to_resume(wanted: str | bool, output_dir: str, world_size: int = 1) -> Path:
+    """The whole checkpoint that a caller means: True for the newest one in `output_dir`, or a path.
+
+    Raises:
+        RunError: there is none, or the one named is not whole.
+    """
+    if wanted is True:
+        found = last_complete_checkpoint(output_dir, world_size)
+        if found is None:
+            raise RunError(f"{output_dir} has no whole checkpoint to resume from: train without resume_from_checkpoint")
+        return found
+    problem = problem_with(str(wanted), world_size)
+    if problem is not None:
+        raise RunError(f"cannot resume from {wanted}: {problem}")
+    return Path(str(wanted))
 
 
 def _is_safetensors(path: Path) -> bool:

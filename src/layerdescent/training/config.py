@@ -1,4 +1,4 @@
-"""What can be set about descent-constrained training: `DescentConfig`, and its fields alone for other configurations."""
+"""What can be set about training: `DescentConfig`, and its fields alone for other configurations."""
 
 import json
 import math
@@ -34,8 +34,9 @@ class DescentArguments:
     objective: str = field(
         default="descent",
         metadata={
-            "help": "What is minimised: 'descent' (the loss of the last layer, under descent constraints), 'erm' (that loss alone), "
-            "'deep-supervision' (a fixed weighted sum of the layer losses) or 'noise' (that loss under gaussian embedding noise).",
+            "help": "What is minimised: 'descent' (the loss of the last layer under descent constraints), 'erm' (that "
+            "loss alone), 'deep-supervision' (a fixed weighted sum of the layer losses) or 'noise' (the loss of the "
+            "last layer under gaussian noise on the word embeddings).",
             "choices": OBJECTIVES,
         },
     )
@@ -43,15 +44,15 @@ class DescentArguments:
     alpha: float | str | list[float] | dict[str, Any] | None = field(
         default=0.05,
         metadata={
-            "help": "Share by which every layer must lower the loss, in [0, 1): one number, a list with one for each layer, or a "
-            'schedule such as {"kind": "linear", "first": 0.0, "last": 0.1}; on a command line as JSON.'
+            "help": "Share by which every layer must lower the loss, in [0, 1): one number, a list with one for each "
+            'layer, or a schedule such as {"kind": "linear", "first": 0.0, "last": 0.1}; on a command line as JSON.'
         },
     )
     form: str = field(
         default="difference",
         metadata={
-            "help": "How a violation is measured: 'difference' F_l - (1-alpha) F_{l-1}, 'ratio' F_l / F_{l-1} - (1-alpha), or "
-            "'cumulative' F_l - (1-alpha)^l F_0.",
+            "help": "How a violation is measured: 'difference' F_l - (1-alpha) F_{l-1}, 'ratio' F_l / F_{l-1} - "
+            "(1-alpha), or 'cumulative' F_l - (1-alpha)^l F_0.",
             "choices": FORMS,
         },
     )
@@ -61,8 +62,8 @@ class DescentArguments:
     grid: list[int] | None = field(
         default=None,
         metadata={
-            "help": "Layers whose losses are constrained against each other (ascending, the last one included), alpha compounded between "
-            "them, instead of every layer. Only these are read out during training."
+            "help": "Layers whose losses are constrained against each other, instead of every layer: ascending, the "
+            "last one included; alpha is compounded between them. Only these are read out during training."
         },
     )
     dual_lr: float = field(
@@ -74,7 +75,8 @@ class DescentArguments:
     resilience: float | None = field(
         default=None,
         metadata={
-            "help": "rho of the quadratic price of slack: constraints may be missed, multipliers stay bounded. Above dual_lr; none: hard constraints."
+            "help": "rho, the price of slack: the smaller, the more a constraint may be missed; multipliers stay "
+            "bounded. Must be above dual_lr; none: hard constraints."
         },
     )
     dual_warmup_steps: int = field(default=0, metadata={"help": "Optimiser steps before the first dual step."})
@@ -90,14 +92,15 @@ class DescentArguments:
     reference: str = field(
         default="previous",
         metadata={
-            "help": "What makes a violation relative: 'previous', the running mean of F_{l-1}, or 'initial', of the first loss.",
+            "help": "What makes a violation relative: the running mean of F_{l-1} ('previous') or of the first loss "
+            "('initial').",
             "choices": REFERENCES,
         },
     )
     detach_initial: bool = field(
         default=True,
         metadata={
-            "help": "The first loss enters as a constant, so that nothing is paid for failing on the initial representation."
+            "help": "The first loss enters as a constant: nothing is paid for failing on the initial representation."
         },
     )
     detach_previous: bool = field(
@@ -111,7 +114,7 @@ class DescentArguments:
     feasibility_tolerance: float | None = field(
         default=None,
         metadata={
-            "help": "Relative violation up to which a checkpoint counts as feasible; none: alpha/5. Never more than alpha/2."
+            "help": "Relative violation up to which a constraint counts as met; none: alpha/5. Never above alpha/2."
         },
     )
     layer_weights: list[float] | None = field(
@@ -121,7 +124,8 @@ class DescentArguments:
     noise_gamma: float = field(
         default=0.5,
         metadata={
-            "help": "Noise objective: standard deviation of the embedding noise, in units of the root mean square of the embedding matrix."
+            "help": "Noise objective: standard deviation of the embedding noise, in units of the root mean square of "
+            "the embedding matrix."
         },
     )
 
@@ -151,7 +155,8 @@ class DescentArguments:
                 raise InputError(f"{name} is {value!r}: give a number above 0, or none for no bound")
         if self.resilience is not None and not (_finite(self.resilience) and self.resilience > self.dual_lr):
             raise InputError(
-                f"resilience is {self.resilience!r}: give a number above dual_lr ({self.dual_lr:g}), or none for hard constraints"
+                f"resilience is {self.resilience!r}: give a number above dual_lr ({self.dual_lr:g}), "
+                "or none for hard constraints"
             )
         tolerance = self.feasibility_tolerance
         if tolerance is not None and not (_finite(tolerance) and tolerance >= 0):
@@ -171,7 +176,8 @@ class DescentArguments:
         if self.layer_weights is not None:
             if self.objective != "deep-supervision":
                 raise InputError(
-                    f"layer_weights is {self.layer_weights!r} with objective {self.objective!r}: they belong to 'deep-supervision'"
+                    f"layer_weights is {self.layer_weights!r} with objective {self.objective!r}: "
+                    "they belong to 'deep-supervision', leave them out"
                 )
             if not all(_finite(w) for w in self.layer_weights) or not any(self.layer_weights):
                 raise InputError(f"layer_weights is {self.layer_weights!r}: give one number for each layer, not all 0")
@@ -218,12 +224,14 @@ class DescentArguments:
             dual_every=every,
         )
 
-    def supervision_weights(self, num_layers: int) -> tuple[float, ...]:
-        """The fixed weights of F_0 … F_L under deep supervision; F_0 has none.
+    def fixed_weights(self, num_layers: int) -> tuple[float, ...]:
+        """The weights of F_0 … F_L under an objective without multipliers; F_0 never has one.
 
         Raises:
             InputError: another number of weights than there are layers.
         """
+        if self.objective != "deep-supervision":
+            return (*[0.0] * num_layers, 1.0)
         weights = self.layer_weights if self.layer_weights is not None else [1 / num_layers] * num_layers
         if len(weights) != num_layers:
             raise InputError(f"layer_weights has {len(weights)} values: give one for each of the {num_layers} layers")
@@ -232,7 +240,9 @@ class DescentArguments:
 
 @dataclass
 class DescentConfig(DescentArguments, TrainingArguments):
-    """`TrainingArguments` with the fields of descent-constrained training; wrong values raise an `InputError` that names the field.
+    """`TrainingArguments` with the fields of descent-constrained training.
+
+    Wrong values raise an `InputError` that names the field, the value given and what is allowed.
 
     Example:
         >>> DescentConfig(alpha=0.1, dual_lr=0.5, use_cpu=True).objective

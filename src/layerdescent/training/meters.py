@@ -11,32 +11,32 @@ class LossMeter:
 
     The sums stay on the losses' device, so adding costs no synchronisation.
 
+    Args:
+        size: number of losses, L+1.
+        device: of the losses.
+
     Example:
-        >>> meter = LossMeter()
+        >>> meter = LossMeter(2)
         >>> meter.add(torch.tensor([1.0, 4.0]), items=1)
         >>> meter.add(torch.tensor([2.0, 1.0]), items=3)
         >>> meter.mean()
         tensor([1.7500, 1.7500])
     """
 
-    def __init__(self) -> None:
-        self._sums: Tensor | None = None
-        self._items = 0
+    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+        self._sums = torch.zeros(size + 1, device=device)
 
     def add(self, losses: Tensor, items: int) -> None:
-        """Add the mean losses (L+1,) of a piece of `items` samples."""
-        piece = losses.detach().float() * items
-        self._sums = piece if self._sums is None else self._sums + piece
-        self._items += items
+        """Add the mean losses (size,) of a piece of `items` samples; of no samples, nothing, whatever their mean."""
+        if items:
+            self._sums[:-1] += losses.detach().float() * items
+            self._sums[-1] += items
 
     def mean(self, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor | None:
-        """The mean over all pieces (and, through `reduce`, over all ranks), on the CPU; None when nothing was added."""
-        if self._sums is None:
-            return None
-        sums = torch.cat([self._sums, self._sums.new_tensor([self._items])])
-        sums = (sums if reduce is None else reduce(sums)).cpu()
-        return sums[:-1] / sums[-1]
+        """The mean over all pieces (and, through `reduce`, over all ranks), on the CPU; None without a sample."""
+        sums = (self._sums if reduce is None else reduce(self._sums.clone())).cpu()
+        return sums[:-1] / sums[-1] if sums[-1] else None
 
     def clear(self) -> None:
         """Start again."""
-        self._sums, self._items = None, 0
+        self._sums.zero_()

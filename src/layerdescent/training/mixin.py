@@ -3,23 +3,25 @@
 How one optimiser step runs:
 
 1. `get_batch_samples` counts the samples of the whole step: all micro-batches, all ranks.
-2. For each micro-batch `compute_loss` lets the trainer compute the loss of the last layer as it always does, takes the hidden states on
-   the way, reads the other layers through the model's head, and returns the objective times the micro-batch's share of the step.
-3. Before the optimiser steps, the layer losses of all micro-batches and ranks are averaged; a NaN or an infinity stops here.
-4. After it stepped (not when it was skipped), the multipliers take their dual step on these means.
+2. For each micro-batch `compute_loss` lets the trainer compute the loss of the last layer as it always does, takes the
+   hidden states on the way, reads the other layers through the model's head, and returns the objective times the
+   micro-batch's share of the step.
+3. Before the optimiser steps, the layer losses are averaged over micro-batches and ranks; a NaN or infinity stops here.
+4. After it stepped (and only if it did), the multipliers take their dual step on these means.
 
-So accumulation is exact: micro-batches of any size give the gradient and the multipliers of one large batch.
+So accumulation is exact: micro-batches of any size give the gradient and the multipliers of one large batch. (Of the
+three forms only the ratio is not linear in the losses: its weights are taken at each micro-batch's own.)
 """
 
 import logging
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
@@ -27,11 +29,22 @@ from transformers.trainer_utils import EvalLoopOutput
 from layerdescent.descent import DescentConstraints
 from layerdescent.duals import Multipliers
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
-from layerdescent.readout import Readout, mean_loss
-from layerdescent.training.capture import capture_hidden_states, clean_positions, embedding_noise, plain_model
-from layerdescent.training.card import card_section, write_card
-from layerdescent.training.checkpoints import last_complete_checkpoint, load_multipliers, problem_with, save_multipliers
+from layerdescent.readout import Readout
+from layerdescent.training.capture import (
+    Captured,
+    capture_hidden_states,
+    clean_positions,
+    embedding_noise,
+    plain_model,
+)
+from layerdescent.training.card import write_trainer_card
+from layerdescent.training.checkpoints import (
+    checkpoint_to_resume,
+    load_multipliers,
+    save_multipliers,
+)
 from layerdescent.training.config import BEST_METRIC, DescentArguments
+from layerdescent.training.losses import LossFunction, count_items, losses_of_logits
 from layerdescent.training.meters import LossMeter
 from layerdescent.training.objectives import layers_with_gradient, weighted_sum
 from layerdescent.training.progress import SHORT_LINES, GrowthWatch
@@ -49,17 +62,18 @@ logger = logging.getLogger(__name__)
 class DescentMixin(_Trainer):
     """Gives a Trainer subclass descent constraints; `DescentTrainer` is this on the plain Trainer.
 
-    Its `args` must have the fields of `DescentArguments`. A trainer's own loss stays the loss of the last layer; class weights
-    (`compute_loss_func`) and label smoothing act on every layer alike.
+    Its `args` must have the fields of `DescentArguments`. The trainer's own loss stays the loss of the last layer;
+    class weights (`compute_loss_func`) and label smoothing act on every layer alike.
 
     Attributes:
         constraints: the constraints, for the model's number of layers.
-        multipliers: the multipliers, or None when the objective has none. Each `train()` that does not resume starts them at 0.
+        multipliers: the multipliers, or None when the objective has none. A `train()` that does not resume starts
+            them at 0.
         readout: reads a layer's loss through the model's own head.
 
     Example:
-        >>> from trl import SFTTrainer  # doctest: +SKIP
-        >>> class DescentSFTTrainer(DescentMixin, SFTTrainer):  # doctest: +SKIP
+        >>> from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+        >>> class MyTrainer(DescentMixin, Seq2SeqTrainer):
         ...     pass
     """
 
@@ -74,18 +88,18 @@ class DescentMixin(_Trainer):
         super().__init__(*args, **kwargs)
         if not isinstance(self.args, DescentArguments):
             raise InputError(
-                f"args is a {type(self.args).__name__}: give {type(self).__name__} a DescentConfig, or a class that mixes in DescentArguments"
+                f"args is a {type(self.args).__name__}: give {type(self).__name__} a DescentConfig, "
+                "or a class that mixes in DescentArguments"
             )
         if self.args.n_gpu > 1:
             raise InputError(
-                f"{self.args.n_gpu} GPUs in one process: start one process a GPU (torchrun or accelerate launch), or show it one GPU"
+                f"{self.args.n_gpu} GPUs in one process: start one process for each GPU (torchrun, accelerate launch), "
+                "or let it see only one (CUDA_VISIBLE_DEVICES=0)"
             )
         # The mean over all devices is taken here, once and for every layer.
         self.args.average_tokens_across_devices = False
-        self._step_meter, self._evaluation_meter = LossMeter(), LossMeter()
-        self._step_items = 0
-        self._step_losses: Tensor | None = None
         self._shifts_labels = type(plain_model(self.model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        self.best_is_loaded = False
         self._set_up_descent()
         for usual, short in SHORT_LINES.items():
             if any(type(callback) is usual for callback in self.callback_handler.callbacks):
@@ -101,20 +115,24 @@ class DescentMixin(_Trainer):
     def _set_up_descent(self) -> None:
         args = self._descent_args
         self.readout = Readout.for_model(self.accelerator.unwrap_model(self.model))
-        self.constraints = args.constraints(self.readout.num_layers)
+        L = self.readout.num_layers
+        self.constraints = args.constraints(L)
         self.multipliers = args.multipliers(self.constraints) if args.objective == "descent" else None
-        self._supervision = args.supervision_weights(self.readout.num_layers)
+        # What the objective weighs the layers with, and None where the multipliers decide.
+        self._fixed_weights = None if self.multipliers is not None else args.fixed_weights(L)
+        self._step_meter = LossMeter(L + 1, self.args.device)
+        self._evaluation_meter = LossMeter(L + 1, self.args.device)
+        self._step_items = 0
+        self._step_losses: Tensor | None = None
         self._log_window = LogWindow(self.constraints)
+        self._growth_watch: GrowthWatch | None = None
 
     # ---- the primal side ----
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """Trainer's method; also counts the samples (tokens, for a language model) of the whole optimiser step."""
         batches, num_items_in_batch = super().get_batch_samples(*args, **kwargs)
-        items = sum(
-            (self._count_items(batch).to(self.args.device) for batch in batches),
-            torch.tensor(0, device=self.args.device),
-        )
+        items = torch.tensor([int(self._count(batch)) for batch in batches], device=self.args.device).sum()
         self._step_items = int(self._sum_over_ranks(items))
         self._step_meter.clear()
         return batches, num_items_in_batch
@@ -130,123 +148,101 @@ class DescentMixin(_Trainer):
 
         Args:
             model: the model, wrapped or not.
-            inputs: the batch; needs `labels`.
-            return_outputs: return the model's outputs too. They hold no hidden states, unless the model's config asks for them.
-            num_items_in_batch: ignored: the micro-batch's own count makes every loss function return the micro-batch's mean.
+            inputs: the batch, with `labels`.
+            return_outputs: return the model's outputs too. They hold no hidden states, unless the model's config asks
+                for them.
+            num_items_in_batch: not used: given the micro-batch's own count, every loss function returns its mean.
 
         Returns:
             The loss, or the loss and the outputs.
         """
-        if inputs.get("labels") is None:
-            raise InputError(
-                f"a batch without labels, only {', '.join(inputs)}: every layer's loss needs them; add a column named labels"
-            )
-        # A trainer below may take the labels out of its inputs.
-        batch = dict(inputs)
-        count = self._count_items(batch)
+        batch = dict(inputs)  # the trainer below may take the labels out of its own
+        count = self._count(batch)
         items = int(count)
         bare = self.accelerator.unwrap_model(model)
         with capture_hidden_states(bare) as captured, self._training_noise(bare, batch):
-            result = super().compute_loss(
-                model,
-                {**inputs, **self.readout.needs_hidden_states},
-                return_outputs=return_outputs,
-                num_items_in_batch=count,
-            )
+            given = {**inputs, **self.readout.needs_hidden_states}
+            result: Any = super().compute_loss(model, given, return_outputs=return_outputs, num_items_in_batch=count)
         final = result[0] if return_outputs else result
-        if not captured.hidden_states:
-            raise RunError(f"{type(bare).__name__} returned no hidden states, so its layers cannot be read")
+        losses, logits = self._layer_losses(captured, batch, final, count)
         if not model.training:
-            losses, _ = self._layer_losses(captured.hidden_states, batch, final, count, range(self.readout.num_layers))
-            if items:
-                self._evaluation_meter.add(losses, items)
+            self._evaluation_meter.add(losses, items)
             return result
-        losses, logits = self._layer_losses(captured.hidden_states, batch, final, count, self._layers_to_read())
+        self._step_meter.add(losses, items)
         if items:
-            self._step_meter.add(losses, items)
-            share = items * self.accelerator.num_processes / self._step_items
-            loss = self._objective(final, losses) * share
+            loss = self._objective(losses) * (items * self.accelerator.num_processes / self._step_items)
         else:
-            # Nothing to learn here, but other ranks wait for this one's gradients.
+            # Nothing to learn from, but the other ranks wait for this one's gradients.
             loss = 0.0 * (logits.sum() + captured.hidden_states[-1].sum())
         return (loss, result[1]) if return_outputs else loss
 
-    def _objective(self, final: Tensor, losses: Tensor) -> Tensor:
-        if self.multipliers is not None:
+    def _objective(self, losses: Tensor) -> Tensor:
+        if self._fixed_weights is None:
+            assert self.multipliers is not None
             return self.multipliers.lagrangian(losses)
-        if self._descent_args.objective == "deep-supervision":
-            return weighted_sum(losses, self._supervision)
-        return final
+        return weighted_sum(losses, self._fixed_weights)
 
-    def _layers_to_read(self) -> list[int]:
-        """The layers below L whose loss is read in training: all, unless a grid says which ones matter."""
-        grid = self._descent_args.grid
-        layers = (
-            range(self.readout.num_layers) if grid is None or self.multipliers is None else self.constraints.nodes[:-1]
-        )
-        return list(layers)
+    def _layers_that_matter(self) -> set[int]:
+        """The layers whose losses the objective or the dual step uses."""
+        if self._fixed_weights is None:
+            return set(self.constraints.nodes)
+        return {layer for layer, weight in enumerate(self._fixed_weights) if weight != 0}
 
-    def _layers_with_gradient(self) -> set[int]:
+    def _layers_to_read(self, training: bool) -> list[int]:
+        """The layers below L whose losses are computed: all, unless a grid says which ones matter in training."""
+        chosen = training and self._descent_args.grid is not None
+        return [n for n in range(self.readout.num_layers) if not chosen or n in self._layers_that_matter()]
+
+    def _layers_that_learn(self) -> set[int]:
+        """The layers below L whose losses have a gradient."""
+        if not torch.is_grad_enabled():
+            return set()
         if self.multipliers is not None:
             return layers_with_gradient(self.constraints, self.multipliers.values)
-        if self._descent_args.objective == "deep-supervision":
-            return {layer for layer, weight in enumerate(self._supervision[:-1]) if weight != 0}
-        return set()
+        return self._layers_that_matter() - {self.readout.num_layers}
 
     def _layer_losses(
-        self, hidden_states: tuple[Tensor, ...], batch: Mapping[str, Any], final: Tensor, count: Tensor, layers: Any
+        self, captured: Captured, batch: dict[str, Any], final: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """F_0 … F_L of a micro-batch (NaN for layers not asked for), and the logits of the layers asked for."""
-        layers = list(layers)
-        learning = self._layers_with_gradient() if torch.is_grad_enabled() else set()
+        """F_0 … F_L of a micro-batch, NaN where a layer is not read, and the logits of the layers below L that are."""
+        layers, learning = self._layers_to_read(torch.is_grad_enabled()), self._layers_that_learn()
+        losses_of = partial(losses_of_logits, self.readout, self._loss_function, labels=batch["labels"], count=count)
         # A layer without gradient costs no backward pass.
-        states = tuple(state if layer in learning else state.detach() for layer, state in enumerate(hidden_states))
-        grad: AbstractContextManager[Any] = nullcontext() if learning else torch.no_grad()
-        with grad:
+        states = tuple(h if layer in learning else h.detach() for layer, h in enumerate(captured.hidden_states))
+        with nullcontext() if learning else torch.no_grad():
             with self.accelerator.autocast():
                 logits = self.readout.layer_logits(BaseModelOutput(hidden_states=states), batch, layers)
-            read = self._losses_of(logits.float(), batch["labels"], count)
+            read = losses_of(logits)
+        last = final.to(read.dtype)
+        if final.dtype != read.dtype and captured.logits is not None:
+            # A bf16 model rounds its loss by as much as an alpha: its gradient is kept, the value is the fp32 one.
+            last = last + (losses_of(captured.logits[None])[0] - last).detach()
         losses = read.new_full((self.readout.num_layers + 1,), torch.nan)
-        losses[layers] = read
-        return torch.cat([losses[:-1], final.to(losses.dtype).reshape(1)]), logits
+        losses[[*layers, -1]] = torch.cat([read, last.reshape(1)])
+        return losses, logits
 
-    def _losses_of(self, logits: Tensor, labels: Tensor, count: Tensor) -> Tensor:
-        """The losses (n,) of logits (n, B, …), by the same function that gave the last layer's."""
-        if self.compute_loss_func is not None:
-            function: Callable[..., Tensor] = self.compute_loss_func
-        elif self.label_smoother is not None:
-            function = self._smoothed_loss
-        else:
-            return mean_loss(self.readout.model.config, self.readout.per_sample_losses(logits, labels), labels)
-        return torch.stack(
-            [function(SequenceClassifierOutput(logits=layer), labels, num_items_in_batch=count) for layer in logits]
-        ).float()
+    @property
+    def _loss_function(self) -> LossFunction | None:
+        """What Trainer computes its loss with; None for the model's own."""
+        if self.compute_loss_func is None and self.label_smoother is not None:
+            return partial(self.label_smoother, shift_labels=self._shifts_labels)
+        return self.compute_loss_func
 
-    def _smoothed_loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
-        return self.label_smoother(
-            outputs, labels, shift_labels=self._shifts_labels, num_items_in_batch=num_items_in_batch
-        )
+    def _count(self, batch: dict[str, Any]) -> Tensor:
+        if batch.get("labels") is None:
+            raise InputError(
+                f"a batch of {', '.join(batch)} without labels: no layer has a loss; add a column 'labels'"
+            )
+        return count_items(batch, self._shifts_labels)
 
-    def _count_items(self, batch: Mapping[str, Any]) -> Tensor:
-        """The samples of a batch that have a label; for language models the tokens that are predicted. As Trainer counts them."""
-        labels = batch.get("shift_labels", batch.get("labels"))
-        if labels is None:
-            return torch.tensor(0, device=self.args.device)
-        if self._shifts_labels and "shift_labels" not in batch:
-            labels = labels[..., 1:]
-        return labels.ne(-100).sum()
-
-    def _training_noise(self, model: nn.Module, batch: Mapping[str, Any]) -> AbstractContextManager[None]:
+    def _training_noise(self, model: nn.Module, batch: dict[str, Any]) -> AbstractContextManager[None]:
         args = self._descent_args
         if args.objective != "noise" or not model.training:
             return nullcontext()
-        input_ids = batch.get("input_ids")
-        if input_ids is None:
-            raise InputError(
-                f"objective 'noise' needs input_ids, the batch has {', '.join(batch)}: use it with a text model"
-            )
+        if "input_ids" not in batch:
+            raise InputError(f"objective 'noise' on a batch of {', '.join(batch)}: it needs input_ids, a text model's")
         special = tuple(getattr(self.processing_class, "all_special_ids", ()))
-        clean = clean_positions(input_ids, batch.get("attention_mask"), special)
+        clean = clean_positions(batch["input_ids"], batch.get("attention_mask"), special)
         return embedding_noise(model, args.noise_gamma, clean)
 
     # ---- the dual side ----
@@ -254,42 +250,52 @@ class DescentMixin(_Trainer):
     def _sum_over_ranks(self, value: Tensor) -> Tensor:
         return self.accelerator.reduce(value, reduction="sum")
 
-    def _before_optimizer_step(self) -> None:
-        """Average the step's layer losses over micro-batches and ranks, and stop before anything is learnt from a NaN."""
-        losses = self._step_meter.mean(self._sum_over_ranks)
-        if losses is None:
-            raise RunError(f"optimiser step {self.state.global_step + 1} had no sample with a label: look at the data")
-        matter = self.constraints.nodes if self.multipliers is not None else [self.constraints.num_layers]
-        if self._descent_args.objective == "deep-supervision":
-            matter = [layer for layer, weight in enumerate(self._supervision) if weight != 0]
-        broken = [layer for layer in matter if not losses[layer].isfinite()]
-        if broken:
-            raise NonFiniteLossError(
-                f"the loss of layer {broken[0]} is {losses[broken[0]].item()} at optimiser step {self.state.global_step + 1}: nothing was "
-                "changed by this step and every saved checkpoint is whole; lower the learning rate or dual_lr, clip gradients, or look at the batch"
-            )
-        self._step_losses = losses
-
-    def _after_optimizer_step(self) -> None:
-        losses = self._step_losses
-        assert losses is not None
-        step = None
-        if self.multipliers is not None and not self.accelerator.optimizer_step_was_skipped:
-            step = self.multipliers.ascend(losses)
-        self._log_window.add(losses, self.multipliers, step)
-        if self.multipliers is not None and self._growth_watch is not None:
-            explanation = self._growth_watch.see(self.multipliers.values, losses)
-            if explanation and self.is_world_process_zero():
-                logger.warning(explanation)
-
-    _growth_watch: GrowthWatch | None = None
-
     def _begin_training(self) -> None:
         if self.state.global_step == 0:
             self._set_up_descent()
-        self._step_meter.clear()
-        self._log_window = LogWindow(self.constraints)
+        self.best_is_loaded = False
+        # Long enough that noise does not look like growth, short enough to be told in time.
         self._growth_watch = GrowthWatch(self.constraints, window=max(50, self.state.max_steps // 4))
+
+    def _before_optimizer_step(self) -> None:
+        """Average the step's layer losses, and stop before anything is learnt from a NaN."""
+        self._step_losses = losses = self._step_meter.mean(self._sum_over_ranks)
+        for layer in sorted(self._layers_that_matter()):
+            if losses is not None and not losses[layer].isfinite():
+                raise NonFiniteLossError(
+                    f"the loss of layer {layer} is {losses[layer].item()} at optimiser step "
+                    f"{self.state.global_step + 1}: the step was not taken and saved checkpoints are whole; "
+                    "lower learning_rate or dual_lr, or look at the batch"
+                )
+
+    def _after_optimizer_step(self) -> None:
+        losses = self._step_losses
+        if losses is None:  # not one label in the whole step
+            return
+        if self.multipliers is None:
+            self._log_window.add(losses)
+            return
+        skipped = self.accelerator.optimizer_step_was_skipped
+        self._log_window.add(losses, self.multipliers, None if skipped else self.multipliers.ascend(losses))
+        explanation = self._growth_watch.see(self.multipliers.values, losses) if self._growth_watch else None
+        if explanation and self.is_world_process_zero():
+            logger.warning(explanation)
+
+    def _end_step(self) -> None:
+        # Not in on_epoch_end: a checkpoint of the epoch's last step is written before, and must hold its dual step.
+        if self.multipliers is not None and float(self.state.epoch or 0.5).is_integer():
+            self.multipliers.end_epoch()
+
+    def _end_training(self) -> None:
+        args: Any = self.args
+        self.best_is_loaded = args.load_best_model_at_end and self.state.best_model_checkpoint is not None
+        by_feasibility = self.best_is_loaded and args.metric_for_best_model.endswith(BEST_METRIC)
+        if by_feasibility and not is_feasible_score(self.state.best_metric or 0.0):
+            logger.warning(
+                "no checkpoint was feasible: the least infeasible one, of step %s, is kept; a smaller alpha, more "
+                "steps or a larger dual_lr may help",
+                self.state.best_global_step,
+            )
 
     # ---- saving and resuming ----
 
@@ -299,18 +305,20 @@ class DescentMixin(_Trainer):
         Raises:
             RunError: there is no whole checkpoint, or the one named is not whole.
         """
-        if resume_from_checkpoint is True:
-            found = last_complete_checkpoint(self.args.output_dir, self.args.world_size)
-            if found is None:
-                raise RunError(
-                    f"{self.args.output_dir} has no whole checkpoint to resume from: train without resume_from_checkpoint"
-                )
-            resume_from_checkpoint = str(found)
-        elif isinstance(resume_from_checkpoint, str) and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            problem = problem_with(resume_from_checkpoint, self.args.world_size)
-            if problem is not None:
-                raise RunError(f"cannot resume from {resume_from_checkpoint}: {problem}")
+        if resume_from_checkpoint:
+            folder = checkpoint_to_resume(resume_from_checkpoint, str(self.args.output_dir), self.args.world_size)
+            resume_from_checkpoint = str(folder)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+            step = self.state.global_step
+            raise RunError(
+                f"the checkpoint of step {step} could not be saved in {self.args.output_dir}: {error}; "
+                "older ones are whole: make room, then resume"
+            ) from error
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -324,69 +332,27 @@ class DescentMixin(_Trainer):
             load_multipliers(checkpoint, self.multipliers)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Trainer's `save_model`, with a model card that says how the model was trained and what its layers do."""
+        """Trainer's `save_model`, with a model card that says how it was trained and what its layers do."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
-            self._write_card(output_dir or self.args.output_dir)
+            write_trainer_card(self, output_dir or self.args.output_dir)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Trainer's model card, with the section on layers."""
+        """Trainer's model card, with the section that `save_model` writes."""
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
-            self._write_card(self.args.output_dir)
-
-    def _write_card(self, folder: str | None) -> None:
-        assert folder is not None
-        name_or_path = getattr(plain_model(self.model).config, "_name_or_path", "")
-        section = card_section(
-            self.args,
-            steps=self.state.global_step,
-            batch_size=self.get_total_train_batch_size(self.args),
-            profile=self._profile_of_weights(),
-            nodes=self.constraints.nodes,
-            alphas=self.constraints.alphas,
-        )
-        write_card(
-            Path(folder),
-            section,
-            model_name=Path(folder).resolve().name,
-            base_model=name_or_path if name_or_path and not Path(name_or_path).exists() else None,
-            library="peft" if plain_model(self.model) is not self.model else "transformers",
-        )
-
-    def _profile_of_weights(self) -> dict[str, Any] | None:
-        """The record that belongs to the present weights: those of the best checkpoint after it was loaded, else the newest."""
-        evaluations, steps = descent_history(self.state.log_history, "eval_"), self.descent_history
-        if self._best_is_loaded:
-            evaluations = [record for record in evaluations if record["step"] == self.state.best_global_step]
-        newest = evaluations or steps
-        return newest[-1] if newest else None
-
-    _best_is_loaded = False
-
-    def _end_training(self) -> None:
-        args: Any = self.args
-        self._best_is_loaded = args.load_best_model_at_end and self.state.best_model_checkpoint is not None
-        metric = args.metric_for_best_model or ""
-        best = self.state.best_metric
-        if self._best_is_loaded and metric.endswith(BEST_METRIC) and best is not None and not is_feasible_score(best):
-            logger.warning(
-                "no checkpoint was feasible: the least infeasible one, of step %s, was kept; a smaller alpha, more steps, a larger "
-                "dual_lr or resilience may help",
-                self.state.best_global_step,
-            )
+            write_trainer_card(self, self.args.output_dir)
 
     # ---- evaluation and logs ----
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Trainer's loop; its metrics also hold the mean layer losses, the violations and `descent_score`.
 
-        In distributed evaluation the few rows that fill the last batch are counted twice.
+        In distributed evaluation the rows that fill the last batch count twice, at most one batch of them.
         """
         self._evaluation_meter.clear()
         output = super().evaluation_loop(*args, **kwargs)
         losses = self._evaluation_meter.mean(self._sum_over_ranks)
-        self._evaluation_meter.clear()
         if losses is not None and output.metrics is not None:
             prefix = kwargs.get("metric_key_prefix", "eval")
             output.metrics.update(evaluation_entries(losses, self.constraints, f"{prefix}_"))
@@ -400,7 +366,7 @@ class DescentMixin(_Trainer):
 
     @property
     def descent_history(self) -> list[dict[str, Any]]:
-        """The layer-wise record of training, one dictionary a log entry; see `layerdescent.training.descent_history`."""
+        """The layer-wise record of training, a dictionary for each log entry; see `descent_history` of this package."""
         return descent_history(self.state.log_history)
 
 
@@ -410,19 +376,17 @@ class _StepCallback(TrainerCallback):
     def __init__(self, trainer: DescentMixin) -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self.trainer._begin_training()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.trainer._before_optimizer_step()
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.trainer._after_optimizer_step()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Here rather than in on_epoch_end: a checkpoint of the epoch's last step is written before that, and must hold the dual step.
-        if self.trainer.multipliers is not None and float(state.epoch).is_integer():
-            self.trainer.multipliers.end_epoch()
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer._end_step()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self.trainer._end_training()

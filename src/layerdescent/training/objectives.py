@@ -25,7 +25,8 @@ def weighted_sum(losses: Tensor, weights: Sequence[float]) -> Tensor:
 def layers_with_gradient(constraints: DescentConstraints, multipliers: Tensor) -> set[int]:
     """The layers below L whose loss may have a gradient in the Lagrangian; at lambda = 0 there is none.
 
-    A layer is in when an active constraint names it. (Its two terms may still cancel; that costs a little memory and no more.)
+    A layer is in when an active constraint names it. (Its two terms may still cancel; that costs a little memory and
+    no more.)
 
     Example:
         >>> import torch

@@ -20,7 +20,7 @@ def brief(logs: dict[str, Any]) -> dict[str, Any]:
         {'loss': 0.5, 'max_violation': 0.1, 'largest_multiplier': 0.4}
     """
     multipliers = [value for key, value in logs.items() if key.startswith("multiplier/")]
-    line = {key: value for key, value in logs.items() if "/" not in key}
+    line = {key: value for key, value in logs.items() if "/" not in key and not key.endswith("_score")}
     return line | ({"largest_multiplier": max(multipliers)} if multipliers else {})
 
 

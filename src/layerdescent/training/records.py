@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from layerdescent.descent import DescentConstraints, monotone
 from layerdescent.duals import DualStep, Multipliers
-from layerdescent.training.meters import LossMeter
 from layerdescent.training.selection import descent_score, is_feasible_score, max_violation
 
 
@@ -17,28 +17,23 @@ class LogWindow:
     """The optimiser steps since the last log entry."""
 
     constraints: DescentConstraints
-    _losses: LossMeter = field(default_factory=LossMeter)
-    _active: Tensor | None = None
-    _capped: Tensor | None = None
-    _steps: int = 0
-    _dual_steps: int = 0
+    _losses: list[Tensor] = field(default_factory=list)
+    _active: list[Tensor] = field(default_factory=list)
+    _capped: list[Tensor] = field(default_factory=list)
 
-    def add(self, losses: Tensor, multipliers: Multipliers | None, step: DualStep | None) -> None:
+    def add(self, losses: Tensor, multipliers: Multipliers | None = None, step: DualStep | None = None) -> None:
         """Count one optimiser step: its mean layer losses (L+1,), and the dual step if there was one."""
-        self._losses.add(losses, items=1)
-        self._steps += 1
+        self._losses.append(losses)
         if multipliers is not None:
-            active = (multipliers.values > 0).float()
-            self._active = active if self._active is None else self._active + active
+            self._active.append(multipliers.values > 0)
         if step is not None:
-            self._capped = step.capped.float() if self._capped is None else self._capped + step.capped
-            self._dual_steps += 1
+            self._capped.append(step.capped)
 
     def drain(self, multipliers: Multipliers | None) -> dict[str, float]:
         """The log entry of the window, and a new window. Empty when no step was counted."""
-        losses = self._losses.mean()
-        if losses is None:
+        if not self._losses:
             return {}
+        losses = torch.stack(self._losses).mean(0)
         entry = loss_entries(losses, self.constraints)
         entry["final_layer_loss"] = losses[-1].item()
         if multipliers is not None:
@@ -48,13 +43,11 @@ class LogWindow:
             entry |= _numbered("lagrangian_weight", range(len(weights)), weights)
             if multipliers.resilience is not None:
                 entry |= _numbered("slack", constrained, multipliers.slacks)
-            if self._active is not None:
-                entry |= _numbered("active_share", constrained, self._active / self._steps)
-            if self._capped is not None:
-                entry["capped_share"] = (self._capped / self._dual_steps).mean().item()
-        self._losses.clear()
-        self._active = self._capped = None
-        self._steps = self._dual_steps = 0
+            entry |= _numbered("active_share", constrained, torch.stack(self._active).float().mean(0))
+            if self._capped:
+                entry["capped_share"] = torch.stack(self._capped).float().mean().item()
+        for kept in (self._losses, self._active, self._capped):
+            kept.clear()
         return entry
 
 
@@ -83,20 +76,21 @@ def evaluation_entries(losses: Tensor, constraints: DescentConstraints, prefix: 
 
 
 def descent_history(log_history: Iterable[Mapping[str, Any]], prefix: str = "") -> list[dict[str, Any]]:
-    """The layer-wise record of a run, read from `trainer.state.log_history` or the `log_history` of a `trainer_state.json`.
+    """The layer-wise record of a run, read from the `log_history` of a trainer's state or of a `trainer_state.json`.
 
     Args:
         log_history: the entries that Trainer logged.
         prefix: "" for the training steps, "eval_" for the evaluations (or "eval_<name>_" for a named data set).
 
     Returns:
-        One dictionary for each entry with layer losses, in order: `step`, `layer_losses` (L+1; None where not read out), `violations`
-        (C), `max_violation`; for training under constraints also `weights` (L+1), `multipliers`, `slacks`, `active_share` (C each;
-        slacks are 0 without resilience), `loss` (the Lagrangian, as minimised); for evaluations `feasible`, `monotone`, `descent_score`.
+        One dictionary for each entry with layer losses, in order: `step`, `layer_losses` (L+1; None where not read
+        out), `violations` (C), `max_violation` (relative). For training also `loss` (the objective as minimised) and,
+        under constraints, `weights` (L+1), `multipliers`, `slacks` (0 without resilience) and `active_share` (C each).
+        For evaluations `loss` (of the last layer), `feasible`, `monotone` and `descent_score`.
 
     Example:
-        >>> descent_history([{"step": 5, "layer_loss/0": 0.7, "layer_loss/1": 0.5, "violation/1": -0.1, "max_violation": -0.2}])
-        [{'step': 5, 'layer_losses': [0.7, 0.5], 'violations': [-0.1], 'max_violation': -0.2}]
+        >>> descent_history([{"step": 5, "layer_loss/0": 0.7, "layer_loss/1": 0.5, "violation/1": -0.1}])
+        [{'step': 5, 'layer_losses': [0.7, 0.5], 'violations': [-0.1]}]
     """
     records = []
     for entry in log_history:

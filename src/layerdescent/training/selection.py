@@ -26,8 +26,8 @@ def descent_score(losses: Sequence[float], constraints: DescentConstraints) -> f
         F_L                            if feasible
         10^6 + max_l c_l / F_{l-1}     if not
 
-    The last primal-dual iterate need not be feasible, so the best feasible one is kept; if none is, the least infeasible.
-    Being one number, it works as the `metric_for_best_model` of transformers' Trainer.
+    The last primal-dual iterate need not be feasible, so the best feasible one is kept; if none is, the least
+    infeasible. Being one number, it works as the `metric_for_best_model` of transformers' Trainer.
 
     Args:
         losses: mean layer losses F_0 … F_L on validation data.
