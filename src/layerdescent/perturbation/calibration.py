@@ -12,7 +12,7 @@ from layerdescent.perturbation.noise import NoiseStream
 from layerdescent.perturbation.vocabulary import exit_scales
 
 MAX_SAMPLES = 512
-MAX_TOKENS = 4096
+MAX_TOKENS = 8192
 
 
 def replacing_scale(
@@ -29,9 +29,9 @@ def replacing_scale(
     Under a fixed draw n a token is replaced at every scale above its exit scale and at none below (`exit_scales`), so
     the wanted scale is a quantile of the exit scales: one pass through the vocabulary, no search.
 
-    At most 512 samples, evenly spaced, are read; of their tokens at most 4,096, evenly spaced in the order of their
-    ids, so that frequent words have their exact share [C]. Nothing in it is random but the noise, which is what these
-    samples will get.
+    At most 512 samples, evenly spaced, are read, and of their tokens at most 8,192, evenly spaced, with the noise that
+    these tokens will get [C]. On other text of the kind the share then comes out with a standard error of 0.2 to 0.5
+    points (measured: MiniLM's vocabulary, movie reviews, shares of 5 to 75 %).
 
     Args:
         samples: token ids without padding.
@@ -49,39 +49,28 @@ def replacing_scale(
 
     Source: indexing discrete noise by share is ours [C]; the exit scale [D].
     """
-    spread = np.linspace(0, len(samples) - 1, min(len(samples), MAX_SAMPLES)).round().astype(int)
-    chosen = [np.asarray(samples[i], dtype=np.int64) for i in spread]
-    owner, position = _eligible(chosen, untouched)
-    if len(owner) == 0:
+    chosen = [np.asarray(samples[i], dtype=np.int64) for i in _evenly_spaced(len(samples), MAX_SAMPLES)]
+    eligible = [np.flatnonzero(~np.isin(ids, untouched)) for ids in chosen]
+    total = sum(len(positions) for positions in eligible)
+    if total == 0:
         raise InputError(
             f"calibration needs samples with words in them; the {len(samples)} given hold none but special tokens"
         )
-    ids = np.array([chosen[o][p] for o, p in zip(owner, position, strict=True)])
-    if len(ids) > MAX_TOKENS:
-        by_id = np.argsort(ids, kind="stable")
-        kept = np.sort(by_id[((np.arange(MAX_TOKENS) + 0.5) * len(ids) / MAX_TOKENS).astype(int)])
-        ids, owner, position = ids[kept], owner[kept], position[kept]
-    noise = np.concatenate(
-        [
-            NoiseStream("discrete", seed, chosen[o], table.shape[1]).rows(position[owner == o].max() + 1)[
-                position[owner == o]
-            ]
-            for o in np.unique(owner)
-        ]
-    )
-    on = table.device
-    exits = exit_scales(torch.from_numpy(ids).to(on), torch.from_numpy(noise).to(on), table, allowed)
-    return _between(np.sort(exits.cpu().double().numpy()), share)
+    picked = _evenly_spaced(total, MAX_TOKENS)
+    own, noise, first = [], [], 0
+    for ids, positions in zip(chosen, eligible, strict=True):
+        at = positions[picked[(picked >= first) & (picked < first + len(positions))] - first]
+        first += len(positions)
+        own.append(ids[at])
+        noise.append(NoiseStream("discrete", seed, ids, table.shape[1]).rows(len(ids))[at])
+    rays = (torch.from_numpy(np.concatenate(each)).to(table.device) for each in (own, noise))
+    return _between(np.sort(exit_scales(*rays, table, allowed).cpu().double().numpy()), share)
 
 
-def _eligible(
-    samples: list[NDArray[np.int64]], untouched: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the sample and the position of every token that may be replaced, sample by sample."""
-    positions = [np.flatnonzero(~np.isin(ids, untouched)) for ids in samples]
-    owners = [np.full(len(p), i) for i, p in enumerate(positions)]
-    empty = [np.empty(0, dtype=np.int64)]
-    return np.concatenate(owners or empty), np.concatenate(positions or empty)
+def _evenly_spaced(count: int, most: int) -> NDArray[np.int64]:
+    """Return at most `most` of the indices 0 … count - 1."""
+    kept = min(count, most)
+    return ((np.arange(kept) + 0.5) * count / max(kept, 1)).astype(np.int64)
 
 
 def _between(exits: NDArray[np.float64], share: float) -> float:

@@ -2,7 +2,8 @@
 
 The noise of the token at position p of a sample is row p of a stream that is keyed by (seed, kind, the sample's
 unpadded token ids). So it is the same in any batch, order, padding, device and number of threads, and the same for any
-two models of one width [C]."""
+two models of one width [C].
+"""
 
 import math
 from hashlib import blake2b
@@ -27,6 +28,9 @@ def epsilon(gamma: float, scale: float, dim: int) -> float:
     indistinguishable up to a factor exp(epsilon |w - w'|), and taking the nearest word afterwards keeps that. Its norm
     is Gamma(dim, rate epsilon), so the variance of a coordinate is E|z|^2 / dim = (dim + 1) / epsilon^2; the equation
     sets this to (gamma * scale)^2.
+
+    The promise holds for a seed that nobody else knows and that is used for one message only; whoever knows the seed
+    can undo the noise, so noise with a published seed measures what privacy costs and gives none.
 
     Args:
         gamma: noise strength in units of `scale`; at least 0.

@@ -64,7 +64,8 @@ class Perturbation:
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> model = BertModel(BertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1)).eval()
+        >>> config = BertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1)
+        >>> model = BertModel(config).eval()
         >>> ids = torch.tensor([[5, 6, 7]])
         >>> perturbation = Perturbation("gaussian", gamma=1.5, special_tokens=True)
         >>> perturbation.label
@@ -107,7 +108,7 @@ class Perturbation:
 
     @property
     def realised_share(self) -> float | None:
-        """Replaced tokens / tokens that might have been, over all forward passes of the last `on` context; None if there were none."""
+        """Replaced tokens / eligible tokens over the forward passes of the last `on` context; None before any."""
         return self._tally.replaced / self._tally.eligible if self._tally.eligible else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,7 +149,8 @@ class Perturbation:
         """
         if self.gamma is None:
             raise InputError(
-                f"share={self.share:g} has no gamma yet: use `perturbation.calibrate(model, samples, tokenizer)`, which returns one that has"
+                f"share={self.share:g} has no gamma yet: "
+                "use what `perturbation.calibrate(model, samples, tokenizer)` returns, with samples of validation text"
             )
         embedding = word_embedding(model)
         self._tally.eligible = self._tally.replaced = 0
@@ -162,7 +164,7 @@ class Perturbation:
 
         Args:
             model: the model whose vocabulary is used; another model with other embeddings needs its own gamma.
-            samples: token ids of validation samples; padding is left out. At most 4,096 tokens are used, so the cost is
+            samples: token ids of validation samples; padding is left out. At most 8,192 tokens are used, so the cost is
                 bounded.
             tokenizer: as in `on`.
 
@@ -174,7 +176,9 @@ class Perturbation:
 
         Example:
             >>> from transformers import BertConfig, BertModel
-            >>> model = BertModel(BertConfig(vocab_size=99, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, eos_token_id=1))
+            >>> config = BertConfig(vocab_size=99, hidden_size=4, num_hidden_layers=1, num_attention_heads=1)
+            >>> config.eos_token_id = 1
+            >>> model = BertModel(config)
             >>> samples = [[i, j, 1] for i in range(2, 22) for j in range(2, 12)]
             >>> half = Perturbation("discrete", share=0.5).calibrate(model, samples)
             >>> with half.on(model), torch.no_grad():
@@ -184,7 +188,7 @@ class Perturbation:
         """
         if self.share is None:
             raise InputError(
-                f"calibrate finds the gamma for a share, but this perturbation ({self.label}) has none: it is ready as it is"
+                f"calibrate finds the gamma for a share, and {self.label} has no share: use it as it is, or give share"
             )
         padding = pad_id(model, tokenizer)
         embedding = word_embedding(model)

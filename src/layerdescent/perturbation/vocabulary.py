@@ -28,7 +28,8 @@ def word_embedding(model: nn.Module) -> nn.Module:
     weight = getattr(embedding, "weight", None)
     if isinstance(embedding, nn.Linear) or not isinstance(weight, Tensor) or weight.dim() != 2:
         raise InputError(
-            f"embedding noise needs a model with a word embedding behind get_input_embeddings(); {type(model).__name__} has none: "
+            "embedding noise needs a model with a word embedding behind get_input_embeddings(); "
+            f"{type(model).__name__} has none: "
             "give the text model itself (not a wrapper around it), and put noise on images at their pixels"
         )
     return embedding
