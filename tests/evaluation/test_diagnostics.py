@@ -1,8 +1,6 @@
 """Constructed cheats must be flagged, an honest descent must not; the fits are what they claim to be."""
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,11 +53,15 @@ def cross_entropy(logits: Array, labels: NDArray[np.int_] = LABELS) -> Array:
 
 
 def flags_of(
-    *model: Any, constraints: DescentConstraints = ALPHA, lambda_share: Sequence[float] | None = None
+    signal: Sequence[float] = HONEST,
+    scale: ArrayLike = 1.0,
+    loud: ArrayLike = 0.0,
+    *,
+    constraints: DescentConstraints = ALPHA,
+    lambda_share: Sequence[float] | None = None,
 ) -> dict[str, Flag]:
-    """Flags of a simulated model (signal, scale, loud), temperatures fitted on a second draw of it."""
-    draw = partial(layer_logits, *model)
-    test, validation = draw(seed=0), draw(seed=1)
+    """Flags of a simulated model, temperatures fitted on a second draw of it."""
+    test, validation = (layer_logits(signal, scale, loud, seed) for seed in (0, 1))
     line = fit_calibration(validation, LABELS, "single_label_classification")
     calibrated = cross_entropy(line.scale[:, None, None] * test).mean(axis=0)
     found = find_flags(cross_entropy(test), constraints, CONSTANT, calibrated=calibrated, lambda_share=lambda_share)

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], header: Mapping
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} could not be written ({error}): free some space or choose another folder") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong above is the news
+            temporary.unlink(missing_ok=True)
 
 
 def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -1,0 +1,287 @@
+"""The sweep: the same noise for every model, differences by hand, and picking up where it stopped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+
+from layerdescent.errors import InputError
+from layerdescent.evaluation import Measurement, Setting, SweepResult, robustness_sweep, sweep
+from layerdescent.evaluation.sweep_result import trivial_predictors
+from layerdescent.perturbation import Perturbation
+from layerdescent.statistics import paired_difference
+from tests.evaluation.tiny import Rows, make_model, make_rows
+
+Models = dict[tuple[str, int], BertForSequenceClassification]
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return {(arm, seed): make_model(10 * i + seed) for i, arm in enumerate(("erm", "descent")) for seed in (0, 1)}
+
+
+@pytest.fixture
+def options(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    return {"processing_class": tokenizer, "batch_size": 8, "progress": False}
+
+
+def test_values_are_those_of_plain_calls_under_noise(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    model = models["erm", 0].eval()
+    result = robustness_sweep({"erm": model}, rows, gammas=(0, 1.0), noise_seeds=(3,), **options)
+    assert [setting.kind for setting in result.settings] == ["none", "gaussian"]  # gamma 0 is the clean setting, once
+    for place, noise in enumerate([Perturbation("gaussian", gamma=0.0), Perturbation("gaussian", gamma=1.0, seed=3)]):
+        right, losses = [], []
+        for row in rows:
+            with noise.on(model, options["processing_class"]), torch.no_grad():
+                output = model(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]]))
+            right.append(float(output.logits.argmax() == row["labels"]))
+            losses.append(output.loss.item())
+        found = result.measurements["erm", 0][place]
+        assert found.values.tolist() == right
+        np.testing.assert_allclose(found.losses, losses, atol=1e-4)
+        assert found.layer_losses[-1] == pytest.approx(np.mean(losses), abs=1e-4)
+        assert found.layer_losses.shape == (4,)
+
+
+def test_every_model_meets_the_same_noise(rows: Rows, options: dict[str, Any]) -> None:
+    twins = {"erm": make_model(4), "descent": make_model(4)}
+    result = robustness_sweep(twins, rows, kinds=("gaussian", "uniform"), gammas=(1.0,), noise_seeds=(0, 1), **options)
+    for one, other in zip(result.measurements["erm", 0], result.measurements["descent", 0], strict=True):
+        np.testing.assert_array_equal(one.losses, other.losses)
+    losses = [found.losses.mean() for found in result.measurements["erm", 0]]
+    assert len(set(losses)) == 3  # clean, gaussian and uniform differ
+
+
+def test_a_model_alone_gets_what_it_gets_among_others(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    alone = robustness_sweep({("descent", 1): models["descent", 1]}, rows, gammas=(1.0,), **options)
+    among = robustness_sweep(models, rows, gammas=(1.0,), **(options | {"batch_size": 3}))
+    np.testing.assert_allclose(
+        alone.measurements["descent", 1][1].losses, among.measurements["descent", 1][1].losses, atol=1e-5
+    )
+    assert alone.baseline is None
+    assert alone.paired() == []
+
+
+def test_paired_differences_by_hand(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    result = robustness_sweep(models, rows, gammas=(0.5, 1.0), **options)
+    table = {
+        arm: np.array([[float(m.values.mean()) for m in result.measurements[arm, s]] for s in (0, 1)])
+        for arm in result.arms
+    }
+    for place, entry in enumerate(result.paired()):
+        assert entry["difference"] == pytest.approx((table["descent"] - table["erm"])[:, place].mean())
+        values, against = (
+            np.stack([result.measurements[arm, seed][place].values for seed in (0, 1)]) for arm in ("descent", "erm")
+        )
+        estimate = paired_difference(values, against)
+        assert entry["ci95"] == [estimate.low, estimate.high]
+        assert (entry["n_units"], entry["n_seeds"]) == (30, 2)
+        assert entry["against"] == "erm"
+
+
+def result_of(curves: dict[str, list[list[float]]], levels: list[float], trivial: list[float]) -> SweepResult:
+    """A sweep of one seed an arm with the given per-unit values (settings x units)."""
+    return SweepResult(
+        kind="single_label_classification",
+        settings=[Setting("none", 0.0), *(Setting("gaussian", level) for level in levels)],
+        measurements={
+            (arm, 0): [Measurement(np.float32(row), np.float32(row), np.zeros(2), None) for row in curve]
+            for arm, curve in curves.items()
+        },
+        baseline="erm",
+        trivial={"majority": np.float32(trivial)},
+        noise_seeds=[0],
+    )
+
+
+def test_the_area_is_the_mean_value_over_levels() -> None:
+    curves = {"erm": [[1, 1], [1, 0], [0, 0]], "descent": [[1, 1], [1, 1], [1, 0]]}
+    erm, descent = result_of(curves, [1.0, 3.0], [1, 0]).areas()
+    assert erm["value"] == pytest.approx((0.5 * (1 + 0.5) * 1 + 0.5 * (0.5 + 0) * 2) / 3)
+    assert descent["value"] == pytest.approx((1 + 0.75 * 2) / 3)
+    assert descent["difference"] == pytest.approx(descent["value"] - erm["value"])
+    assert (descent["against"], descent["upto"], descent["n_units"]) == ("erm", 3.0, 2)
+    assert "difference" not in erm
+
+
+def test_the_area_does_not_depend_on_the_order_of_levels() -> None:
+    up = result_of({"erm": [[1, 1], [1, 0], [0, 0]]}, [1.0, 3.0], [1, 0]).areas()
+    down = result_of({"erm": [[1, 1], [0, 0], [1, 0]]}, [3.0, 1.0], [1, 0]).areas()
+    assert up == down
+
+
+def test_a_trivial_predictor_that_wins_is_named() -> None:
+    result = result_of({"erm": [[1, 1], [1, 0]], "descent": [[1, 1], [0, 0]]}, [2.0], [1, 0])
+    assert result.beaten_by_trivial() == [
+        "gaussian 2: no arm beats the trivial predictor 'majority' (accuracy 0.5; the best arm has 0.5)."
+    ]
+    assert [entry["value"] for entry in result.trivial_values()] == [0.5, 0.5]
+
+
+def test_trivial_predictors_know_the_training_labels_only() -> None:
+    assert trivial_predictors([0, 1, 1], "single_label_classification", [0, 0, 1])["majority"].tolist() == [1, 0, 0]
+    assert trivial_predictors([0, 1, 1], "single_label_classification", None)["majority"].tolist() == [0, 1, 1]
+    assert trivial_predictors([1.0, 3.0], "regression", [2.0, 4.0])["mean"].tolist() == [4, 0]
+    several = trivial_predictors([[1, 0], [1, 1]], "multi_label_classification", [[1, 0], [1, 0], [0, 1]])
+    assert several["majority"].tolist() == [1, 0]
+
+
+def test_noise_seeds_are_averaged_unit_by_unit(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    model = {"erm": models["erm", 0]}
+    both = robustness_sweep(model, rows, gammas=(1.0,), noise_seeds=(0, 1), **options)
+    one, other = (robustness_sweep(model, rows, gammas=(1.0,), noise_seeds=(seed,), **options) for seed in (0, 1))
+    pair = [result.measurements["erm", 0][1] for result in (one, other)]
+    assert not np.array_equal(pair[0].losses, pair[1].losses)
+    np.testing.assert_allclose(both.measurements["erm", 0][1].losses, (pair[0].losses + pair[1].losses) / 2, rtol=1e-6)
+    assert len(both.measurements["erm", 0][1].values) == len(rows)
+
+
+def test_discrete_noise_is_calibrated_once_on_the_baseline(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    validation = make_rows(60, seed=9)
+    result = robustness_sweep(models, rows, kinds=("discrete",), shares=(0.25, 0.75), validation=validation, **options)
+    samples = [row["input_ids"] for row in validation]
+    calibrated = Perturbation("discrete", share=0.25).calibrate(models["erm", 0], samples, options["processing_class"])
+    assert result.settings[1] == Setting("discrete", calibrated.gamma or 0.0, 0.25)
+    for share, setting in zip((0.25, 0.75), result.noise("erm", 0)[1:], strict=True):
+        assert setting["realised_share"] == pytest.approx(share, abs=0.15)
+        assert setting["share"] == share
+    assert result.noise("erm", 0)[0]["realised_share"] is None
+    with pytest.raises(InputError, match="pass validation rows"):
+        robustness_sweep(models, rows, kinds=("discrete",), **options)
+
+
+def test_the_result_is_json_in_the_form_of_a_results_file(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    result = robustness_sweep(models, rows, gammas=(1.0,), train_labels=[1, 1, 0], **options).to_dict()
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert result["metric"] == "accuracy"
+    assert [(run["arm"], run["seed"]) for run in result["runs"]] == list(models)
+    assert set(result["runs"][0]["noise"][1]) == {
+        *("kind", "gamma", "share", "value", "loss", "layer_losses", "realised_share"),
+    }
+    assert set(result["paired"][0]) == {
+        *("arm", "against", "kind", "gamma", "share", "difference", "ci95", "n_units", "n_seeds", "method"),
+    }
+    assert {(entry["name"], entry["kind"]) for entry in result["trivial"]} == {
+        ("majority", "none"),
+        ("majority", "gaussian"),
+    }
+    assert {(entry["arm"], entry["kind"]) for entry in result["auc"]} == {("erm", "gaussian"), ("descent", "gaussian")}
+
+
+def test_regression_is_measured_by_squared_error(tokenizer: PreTrainedTokenizerFast) -> None:
+    data = make_rows(12, label=lambda rng: float(rng.normal()))
+    result = robustness_sweep(
+        {"erm": make_model(num_labels=1)}, data, gammas=(1.0,), processing_class=tokenizer, progress=False
+    )
+    found = result.measurements["erm", 0][0]
+    assert result.metric == "mse"
+    np.testing.assert_array_equal(found.values, found.losses)
+    assert list(result.trivial) == ["mean"]
+
+
+class Interrupt(Exception):
+    """Stands for a kill."""
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(
+    models: Models, rows: Rows, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = robustness_sweep(models, rows, gammas=(0.5, 1.0), **options)
+    measured: list[object] = []
+    run = sweep._Evaluation._run
+
+    def counted(self: Any, model: Any, noise: Any, bar: Any) -> Any:
+        if len(measured) == 4:
+            raise Interrupt
+        measured.append(noise)
+        return run(self, model, noise, bar)
+
+    monkeypatch.setattr(sweep._Evaluation, "_run", counted)
+    with pytest.raises(Interrupt):
+        robustness_sweep(models, rows, gammas=(0.5, 1.0), store=tmp_path, **options)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 4
+    files[0].write_bytes(files[0].read_bytes()[:100])  # killed in the middle of a save, on a file system without order
+    measured.clear()
+    measured.extend([None] * 5)  # never interrupted again
+    resumed = robustness_sweep(models, rows, gammas=(0.5, 1.0), store=tmp_path, **options)
+    assert len(measured) - 5 == 4 * 3 - 3
+    assert resumed.to_dict() == whole.to_dict()
+
+
+def test_what_is_stored_is_used_for_the_same_model_and_data_only(
+    rows: Rows, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = make_model(1)
+    store = tmp_path / "store"
+    first = robustness_sweep({"erm": model}, rows, gammas=(1.0,), store=store, **options)
+    with torch.no_grad():
+        model.classifier.bias += torch.tensor([0.5, -0.5])
+    changed = robustness_sweep({"erm": model}, rows, gammas=(1.0,), store=store, **options)
+    assert not np.array_equal(first.measurements["erm", 0][0].losses, changed.measurements["erm", 0][0].losses)
+    flipped = [row | {"labels": 1 - row["labels"]} for row in rows]
+    other = robustness_sweep({"erm": model}, flipped, gammas=(1.0,), store=store, **options)
+    np.testing.assert_array_equal(other.measurements["erm", 0][0].values, 1 - changed.measurements["erm", 0][0].values)
+
+
+def test_paths_are_loaded_one_at_a_time_and_only_when_needed(
+    models: Models,
+    rows: Rows,
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths: dict[str, Any] = {}
+    for arm in ("erm", "descent"):
+        paths[arm] = tmp_path / arm
+        models[arm, 0].save_pretrained(paths[arm])
+        tokenizer.save_pretrained(paths[arm])
+    loaded = []
+    load = sweep.load_model
+    monkeypatch.setattr(sweep, "load_model", lambda path: loaded.append(path) or load(path))
+    options: dict[str, Any] = {"gammas": (1.0,), "store": tmp_path / "store", "progress": False}
+    first = robustness_sweep(paths, rows, **options)
+    assert loaded == [paths["erm"], paths["descent"]]
+    again = robustness_sweep(paths, rows, **options)
+    assert loaded == [paths["erm"], paths["descent"]]
+    assert again.to_dict() == first.to_dict()
+
+
+def test_the_bar_counts_every_batch(
+    models: Models, rows: Rows, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    robustness_sweep(models, rows, gammas=(1.0,), noise_seeds=(0, 1), **(options | {"progress": True}))
+    assert "100%" in (shown := capsys.readouterr().err)
+    assert f"{4 * 3 * 4}/{4 * 3 * 4}" in shown
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"kinds": ("pink",)}, "'pink'"),
+        ({"gammas": (-1.0,)}, "gamma=-1"),
+        ({"noise_seeds": ()}, "noise_seeds is empty"),
+        ({"baseline": "sgd"}, "baseline is 'sgd', but the models are erm, descent"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    models: Models, rows: Rows, options: dict[str, Any], more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        robustness_sweep(models, rows, **(options | more))
+
+
+def test_pairs_need_a_common_seed(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="common seed"):
+        robustness_sweep({("erm", 0): models["erm", 0], ("descent", 1): models["descent", 1]}, rows, **options)
+    with pytest.raises(InputError, match="0 models"):
+        robustness_sweep({}, rows, **options)
+
+
+def test_labels_out_of_range_are_named(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="row 29 has 7"):
+        robustness_sweep({"erm": models["erm", 0]}, [*rows[:-1], rows[-1] | {"labels": 7}], **options)
