@@ -86,7 +86,9 @@ def test_recipes_named_on_the_pages_exist(page: Path) -> None:
     from layerdescent.recipes import load_recipe
 
     text = page.read_text(encoding="utf-8")
-    for name in set(re.findall(r"layerdescent (?:compare|train) ([a-z0-9][a-z0-9-]+)(?![\w./-])", text)):
+    typed = re.findall(r"layerdescent (?:compare|train) ([a-z0-9][a-z0-9-]+)(?![\w./-])", text)
+    mentioned = re.findall(r"`((?:imdb|mnli|sst2)-[a-z-]+)`", text)
+    for name in {*typed, *mentioned}:
         load_recipe(name)
 
 
