@@ -1,6 +1,7 @@
 """The sweep: the same noise for every model, differences by hand, and picking up where it stopped."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 
 from layerdescent.errors import InputError
 from layerdescent.evaluation import Measurement, Setting, SweepResult, robustness_sweep, sweep
+from layerdescent.evaluation.batches import load_model
 from layerdescent.evaluation.sweep_result import trivial_predictors
 from layerdescent.perturbation import Perturbation
 from layerdescent.statistics import paired_difference
@@ -69,7 +71,7 @@ def test_a_model_alone_gets_what_it_gets_among_others(models: Models, rows: Rows
 def test_paired_differences_by_hand(models: Models, rows: Rows, options: dict[str, Any]) -> None:
     result = robustness_sweep(models, rows, gammas=(0.5, 1.0), **options)
     table = {
-        arm: np.array([[float(m.values.mean()) for m in result.measurements[arm, s]] for s in (0, 1)])
+        arm: np.array([[m.values.mean() for m in result.measurements[arm, seed]] for seed in (0, 1)], dtype=float)
         for arm in result.arms
     }
     for place, entry in enumerate(result.paired()):
@@ -83,17 +85,22 @@ def test_paired_differences_by_hand(models: Models, rows: Rows, options: dict[st
         assert entry["against"] == "erm"
 
 
-def result_of(curves: dict[str, list[list[float]]], levels: list[float], trivial: list[float]) -> SweepResult:
+def result_of(
+    curves: Mapping[str, Sequence[Sequence[float]]], levels: list[float], trivial: list[float]
+) -> SweepResult:
     """A sweep of one seed an arm with the given per-unit values (settings x units)."""
     return SweepResult(
         kind="single_label_classification",
         settings=[Setting("none", 0.0), *(Setting("gaussian", level) for level in levels)],
         measurements={
-            (arm, 0): [Measurement(np.float32(row), np.float32(row), np.zeros(2), None) for row in curve]
+            (arm, 0): [
+                Measurement(np.array(row, np.float32), np.zeros(len(row), np.float32), np.zeros(2), None)
+                for row in curve
+            ]
             for arm, curve in curves.items()
         },
         baseline="erm",
-        trivial={"majority": np.float32(trivial)},
+        trivial={"majority": np.array(trivial, np.float32)},
         noise_seeds=[0],
     )
 
@@ -183,10 +190,6 @@ def test_regression_is_measured_by_squared_error(tokenizer: PreTrainedTokenizerF
     assert list(result.trivial) == ["mean"]
 
 
-class Interrupt(Exception):
-    """Stands for a kill."""
-
-
 def test_an_interrupted_sweep_goes_on_where_it_was(
     models: Models, rows: Rows, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,12 +199,12 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 
     def counted(self: Any, model: Any, noise: Any, bar: Any) -> Any:
         if len(measured) == 4:
-            raise Interrupt
+            raise KeyboardInterrupt
         measured.append(noise)
         return run(self, model, noise, bar)
 
     monkeypatch.setattr(sweep._Evaluation, "_run", counted)
-    with pytest.raises(Interrupt):
+    with pytest.raises(KeyboardInterrupt):
         robustness_sweep(models, rows, gammas=(0.5, 1.0), store=tmp_path, **options)
     files = sorted(tmp_path.iterdir())
     assert len(files) == 4
@@ -220,7 +223,7 @@ def test_what_is_stored_is_used_for_the_same_model_and_data_only(
     store = tmp_path / "store"
     first = robustness_sweep({"erm": model}, rows, gammas=(1.0,), store=store, **options)
     with torch.no_grad():
-        model.classifier.bias += torch.tensor([0.5, -0.5])
+        model.classifier.bias.add_(torch.tensor([0.5, -0.5]))
     changed = robustness_sweep({"erm": model}, rows, gammas=(1.0,), store=store, **options)
     assert not np.array_equal(first.measurements["erm", 0][0].losses, changed.measurements["erm", 0][0].losses)
     flipped = [row | {"labels": 1 - row["labels"]} for row in rows]
@@ -241,8 +244,12 @@ def test_paths_are_loaded_one_at_a_time_and_only_when_needed(
         models[arm, 0].save_pretrained(paths[arm])
         tokenizer.save_pretrained(paths[arm])
     loaded = []
-    load = sweep.load_model
-    monkeypatch.setattr(sweep, "load_model", lambda path: loaded.append(path) or load(path))
+
+    def load(path: Path) -> Any:
+        loaded.append(path)
+        return load_model(path)
+
+    monkeypatch.setattr(sweep, "load_model", load)
     options: dict[str, Any] = {"gammas": (1.0,), "store": tmp_path / "store", "progress": False}
     first = robustness_sweep(paths, rows, **options)
     assert loaded == [paths["erm"], paths["descent"]]
