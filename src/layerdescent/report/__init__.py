@@ -2,7 +2,8 @@
 
     results.json -> results.Results -> summary (numbers) -> figures, words, tables -> page (one HTML file)
 
-Nothing here trains or evaluates: every number on the page was in the results file, or is a mean, a range or a count of such numbers.
+Nothing here trains or evaluates: every number on the page was in the results file, or is a mean, a range or a count of
+such numbers.
 """
 
 from layerdescent.report.page import write_report

@@ -5,12 +5,14 @@ A function returns None where the results lack what it would show.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import cycle, pairwise
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
@@ -19,12 +21,14 @@ from layerdescent.report.results import PerLayer, Results
 from layerdescent.report.summary import (
     Band,
     Condition,
+    NoiseAxis,
     condition_of,
+    conditions,
     constant_loss,
     layer_band,
     layer_means,
+    noise_axes,
     noise_band,
-    noise_kinds,
     noise_values,
     trivial_values,
 )
@@ -65,7 +69,11 @@ def looks(results: Results) -> dict[str, Look]:
 def draw(figure: Callable[..., Figure | None], *args: Any, narrow: bool) -> Figure | None:
     """Calls one of the functions below under the page's style."""
     with matplotlib.rc_context(STYLE):
-        return figure(*args, narrow=narrow)
+        drawn = figure(*args, narrow=narrow)
+        if drawn is not None:
+            _lay_out(drawn)
+            drawn.set_layout_engine("none")  # once, not again for every format
+        return drawn
 
 
 def layer_losses(results: Results, *, narrow: bool) -> Figure | None:
@@ -149,43 +157,43 @@ def training(results: Results, arm: str, *, narrow: bool) -> Figure | None:
 
 def robustness(results: Results, *, narrow: bool) -> Figure | None:
     """The metric against the level of each kind of noise, and the paired differences to the baseline below."""
-    kinds = noise_kinds(results)
-    if not kinds:
+    noises = noise_axes(results)
+    if not noises:
         return None
     unit = UNITS[results.metric]
     rows_of_panels = [False, True] if any(row.difference is not None for row in results.paired) else [False]
-    panels = [(kind, paired) for kind in kinds for paired in rows_of_panels]
+    panels = [(noise, paired) for noise in noises for paired in rows_of_panels]
     if narrow:
         figure, grid = _panels(len(panels), 1, narrow=True, height=2.8)
-    elif len(kinds) == 1:
+    elif len(noises) == 1:
         figure, grid = _panels(1, len(panels), narrow=False, height=4.0)
     else:
-        figure, grid = _panels(len(rows_of_panels), len(kinds), narrow=False, height=3.3)
-        panels = [(kind, paired) for paired in rows_of_panels for kind in kinds]
+        figure, grid = _panels(len(rows_of_panels), len(noises), narrow=False, height=3.3)
+        panels = [(noise, paired) for paired in rows_of_panels for noise in noises]
     look = looks(results)
-    for axes, (kind, paired) in zip(grid.flat, panels, strict=True):
-        (_differences if paired else _values)(axes, results, kind, look)
-        axes.set_title(f"{kind} noise" + (f": difference to {results.baseline}" if paired else ""))
-        by_share = any(one.by_share for one in _conditions_of_kind(results, kind))
-        axes.set_xlabel("tokens replaced (%)" if by_share else "noise level γ")
+    for axes, (noise, paired) in zip(grid.flat, panels, strict=True):
+        (_differences if paired else _values)(axes, results, noise, look)
+        axes.set_title(f"{noise.kind} noise" + (f": difference to {results.baseline}" if paired else ""))
+        axes.set_xlabel("tokens replaced (%)" if noise.by_share else "noise level γ")
         axes.set_ylabel(f"{unit.of_difference} (95 % interval)" if paired else f"test {unit.axis}")
     _legend_of_arms(figure, results, look, narrow=narrow)
     return figure
 
 
 def frontier(results: Results, *, narrow: bool) -> Figure | None:
-    """Clean value against value under noise: ordinary training's checkpoints as a path, every arm's last models beside it."""
+    """Clean value against value under noise: ordinary training's checkpoints as a path, every arm's last model."""
     points = [point for point in results.frontier if point.in_distribution is not None and point.value is not None]
-    conditions = list(dict.fromkeys(condition_of(point) for point in points))
-    if not conditions:
+    measured = list(dict.fromkeys(condition_of(point) for point in points))
+    if not measured:
         return None
     unit = UNITS[results.metric]
-    columns = 1 if narrow else min(3, max(2, len(conditions)))
-    rows = -(-len(conditions) // columns)
+    columns = 1 if narrow else min(3, max(2, len(measured)))
+    rows = -(-len(measured) // columns)
     figure, grid = _panels(rows, columns, narrow=narrow, height=3.3 if narrow else 3.7)
     look = looks(results)
     decays = sorted({point.weight_decay or 0.0 for point in points})
-    for axes, condition in zip(grid.flat, conditions, strict=False):
+    styles = dict(zip(decays, cycle(_FRONTIER_LINES), strict=False))
+    for axes, condition in zip(grid.flat, measured, strict=False):
         for decay in decays:
             path = sorted(
                 (
@@ -197,8 +205,7 @@ def frontier(results: Results, *, narrow: bool) -> Figure | None:
             )
             x = [unit.scale * (point.in_distribution or 0.0) for point in path]
             y = [unit.scale * (point.value or 0.0) for point in path]
-            style = _FRONTIER_LINES[decays.index(decay) % len(_FRONTIER_LINES)]
-            axes.plot(x, y, style, color=BASELINE, linewidth=1.0, alpha=0.8)
+            axes.plot(x, y, styles[decay], color=BASELINE, linewidth=1.0, alpha=0.8)
             axes.scatter(x, y, s=np.linspace(7, 30, len(x)), color=BASELINE, linewidths=0, alpha=0.8)
         for arm in results.arm_names:
             _final_points(axes, results, arm, condition, look[arm], unit.scale)
@@ -207,27 +214,26 @@ def frontier(results: Results, *, narrow: bool) -> Figure | None:
         axes.set_ylabel(f"{unit.axis} under noise")
         axes.grid(visible=True, axis="both")
         axes.margins(0.08)
-        corner, words = ((0.03, 0.03), "↙ better") if results.lower_is_better else ((0.97, 0.97), "better ↗")
-        sides = ("left", "bottom") if results.lower_is_better else ("right", "top")
-        axes.text(*corner, words, transform=axes.transAxes, ha=sides[0], va=sides[1], color=FAINT, fontsize=8.5)
-    for axes in grid.flat[len(conditions) :]:
+        better = "better ↙" if results.lower_is_better else "better ↗"
+        axes.set_title(better, loc="right", color=FAINT, fontsize=8.5)
+    for axes in grid.flat[len(measured) :]:
         axes.set_axis_off()
     paths = [
-        Line2D([], [], color=BASELINE, linewidth=1.0, linestyle=_FRONTIER_LINES[place % len(_FRONTIER_LINES)], marker=".",
-               label=f"{results.baseline} over steps, weight decay {decay:g}")
-        for place, decay in enumerate(decays)
-    ]  # fmt: skip
+        Line2D([], [], color=BASELINE, linewidth=1.0, marker=".", linestyle=style, label=f"weight decay {decay:g}")
+        for decay, style in styles.items()
+    ]
+    paths[0].set_label(f"{results.baseline} over steps, weight decay {decays[0]:g}")
     _legend_of_arms(figure, results, look, narrow=narrow, more=paths)
     return figure
 
 
-_FRONTIER_LINES = ("-", "--", "-.", ":")
+_FRONTIER_LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 
 
 def spread(targets: Sequence[float], gap: float) -> list[float]:
-    """Places for labels, in the order of their targets, at least `gap` apart and as near to the targets as squares can be.
+    """Places for labels, at least `gap` apart and, in least squares, as near to their targets as that allows.
 
-    Least squares under an order constraint is isotonic regression of `target_i - i * gap`, solved by pooling neighbours.
+    With sorted targets this is isotonic regression of `target_i - i * gap`, solved by pooling neighbours.
 
     >>> [round(place, 2) for place in spread([0.5, 0.5, 0.9], gap=0.1)]
     [0.45, 0.55, 0.9]
@@ -248,9 +254,15 @@ def spread(targets: Sequence[float], gap: float) -> list[float]:
 
 
 def _panels(rows: int, columns: int, *, narrow: bool, height: float) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(NARROW if narrow else WIDE, height * rows), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.1, wspace=0.04, hspace=0.05)  # type: ignore[union-attr]
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.1, wspace=0.04, hspace=0.05)
+    figure = Figure(figsize=(NARROW if narrow else WIDE, height * rows), layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _lay_out(figure: Figure) -> None:
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
 
 
 def _line(axes: Axes, band: Band, look: Look, *, narrow: bool) -> None:
@@ -277,7 +289,7 @@ def _label_ends(figure: Figure, labels: Sequence[tuple[Axes, list[_End]]]) -> No
         ))
         for axes, ends in labels for end in ends
     ]  # fmt: skip
-    figure.draw_without_rendering()  # the height of the axes, which decides how far apart labels must be, is known only now
+    _lay_out(figure)  # how far apart labels must be depends on the height of the axes
     for axes, _ in labels:
         mine = [(end, note) for at, end, note in notes if at is axes]
         to_fraction = axes.transData + axes.transAxes.inverted()
@@ -288,57 +300,53 @@ def _label_ends(figure: Figure, labels: Sequence[tuple[Axes, list[_End]]]) -> No
             note.xyann = (1.035, place)
 
 
-def _values(axes: Axes, results: Results, kind: str, look: dict[str, Look]) -> None:
-    unit = UNITS[results.metric]
-    by_share = any(one.by_share for one in _conditions_of_kind(results, kind))
+def _values(axes: Axes, results: Results, noise: NoiseAxis, look: dict[str, Look]) -> None:
+    along_x, along_y = _scales(results, noise)
     for arm in results.arm_names:
-        band = noise_band(results, arm, kind)
+        band = noise_band(results, arm, noise)
         if band.x:
-            _line(axes, _scaled(band, 100.0 if by_share else 1.0, unit.scale), look[arm], narrow=False)
-    for name, path in _trivial_paths(results, kind).items():
-        x = [(100.0 if by_share else 1.0) * level for level, _ in path]
-        y = [unit.scale * value for _, value in path]
+            _line(axes, _scaled(band, along_x, along_y), look[arm], narrow=False)
+    for name, path in _trivial_paths(results, noise).items():
+        x, y = [along_x * level for level, _ in path], [along_y * value for _, value in path]
         axes.plot(x, y, color=FAINT, linestyle=(0, (5, 3)), linewidth=1.1, zorder=1)
         axes.annotate(name, (x[0], y[0]), (2, 3), textcoords="offset points", color=FAINT, fontsize=8.5)
 
 
-def _differences(axes: Axes, results: Results, kind: str, look: dict[str, Look]) -> None:
-    unit = UNITS[results.metric]
+def _differences(axes: Axes, results: Results, noise: NoiseAxis, look: dict[str, Look]) -> None:
+    along_x, along_y = _scales(results, noise)
     axes.axhline(0, color=FAINT, linewidth=0.8, zorder=1)
-    rows = [row for row in results.paired if row.kind in ("none", kind) and row.against == results.baseline]
+    rows = [
+        row
+        for row in results.paired
+        if row.against == results.baseline and row.difference is not None and condition_of(row).lies_on(noise)
+    ]
     arms = [arm for arm in results.arm_names if any(row.arm == arm for row in rows)]
     levels = sorted({condition_of(row).level for row in rows})
-    nearest = min((after - before for before, after in zip(levels, levels[1:], strict=False)), default=1.0)
-    by_share = any(condition_of(row).by_share for row in rows)
+    nearest = min((after - before for before, after in pairwise(levels)), default=1.0)
     for place, arm in enumerate(arms):
         # Side by side, or the intervals of several arms would hide each other.
         shift = 0.16 * nearest * (place - (len(arms) - 1) / 2)
-        for row in rows:
-            if row.arm != arm or row.difference is None:
-                continue
-            x = (100.0 if by_share else 1.0) * (condition_of(row).level + shift)
-            y = unit.scale * row.difference
+        mine = [row for row in rows if row.arm == arm]
+        x = {id(row): along_x * (condition_of(row).level + shift) for row in mine}
+        for row in mine:
             if row.ci95 is not None:
-                axes.vlines(
-                    x, unit.scale * row.ci95[0], unit.scale * row.ci95[1], color=look[arm].colour, linewidth=1.4
-                )
-            axes.plot([x], [y], look[arm].marker, color=look[arm].colour, markersize=4.5)
+                low, high = row.ci95
+                axes.vlines(x[id(row)], along_y * low, along_y * high, color=look[arm].colour, linewidth=1.4)
+        y = [along_y * (row.difference or 0.0) for row in mine]
+        axes.plot(list(x.values()), y, look[arm].marker, color=look[arm].colour, markersize=4.5)
 
 
-def _conditions_of_kind(results: Results, kind: str) -> list[Condition]:
-    rows = [row for run in results.runs for row in run.noise if row.kind == kind]
-    return [condition_of(row) for row in [*rows, *(row for row in results.paired if row.kind == kind)]]
+def _scales(results: Results, noise: NoiseAxis) -> tuple[float, float]:
+    """What levels and values are multiplied by on their way to the axes: shares are shown in percent."""
+    return 100.0 if noise.by_share else 1.0, UNITS[results.metric].scale
 
 
-def _trivial_paths(results: Results, kind: str) -> dict[str, list[tuple[float, float]]]:
-    levels = [
-        Condition("none", 0.0, False),
-        *sorted(set(_conditions_of_kind(results, kind)), key=lambda one: one.level),
-    ]
+def _trivial_paths(results: Results, noise: NoiseAxis) -> dict[str, list[tuple[float, float]]]:
     paths: dict[str, list[tuple[float, float]]] = {}
-    for condition in levels:
-        for name, value in trivial_values(results, condition).items():
-            paths.setdefault(name, []).append((condition.level, value))
+    for condition in conditions(results):
+        if condition.lies_on(noise):
+            for name, value in trivial_values(results, condition).items():
+                paths.setdefault(name, []).append((condition.level, value))
     return paths
 
 
@@ -365,7 +373,7 @@ def _final_points(axes: Axes, results: Results, arm: str, condition: Condition, 
     axes.scatter([scale * float(np.mean(clean))], [scale * float(np.mean(noisy))], s=64, linewidths=0, **style)
 
 
-def _legend_of_lines(axes: Axes, kinds: Sequence[tuple[str, str]]) -> None:
+def _legend_of_lines(axes: Axes, kinds: Sequence[tuple[str, Literal["-", ":"]]]) -> None:
     handles = [Line2D([], [], color=TEXT, linestyle=style, linewidth=1.4, label=name) for name, style in kinds]
     axes.legend(handles=handles, loc="best", handlelength=2.2)
 
@@ -375,9 +383,17 @@ def _legend_of_arms(
 ) -> None:
     arms = [arm for arm in results.arm_names if noise_values(results, arm)]
     handles = [
-        Line2D([], [], color=look[arm].colour, marker=look[arm].marker, linewidth=2.0, markersize=5, label=arm)
+        Line2D(
+            [],
+            [],
+            color=look[arm].colour,
+            marker=look[arm].marker,
+            linewidth=0 if more else 2.0,
+            markersize=5,
+            label=arm,
+        )
         for arm in arms
     ]
     figure.legend(
-        handles=[*handles, *more], loc="outside upper left", ncols=(1 if more else 2) if narrow else 4, handlelength=2.2
+        handles=[*handles, *more], loc="outside upper left", ncols=(1 if more else 2) if narrow else 5, handlelength=2.2
     )

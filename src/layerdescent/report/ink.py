@@ -1,13 +1,14 @@
 """Colours that work on white, on black and on paper, and the SVG that carries them.
 
-Figures are drawn once, in the inks for a light page. In the page each ink becomes a CSS variable whose fallback is the light ink,
-so that a dark screen only has to override variables and print stays light.
+Figures are drawn once, in the inks for a light page. In the page each ink becomes a CSS variable whose fallback is the
+light ink, so that a dark screen only has to override variables and print stays light.
 """
 
 import io
 import re
 from collections.abc import Iterable
 from html import escape
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -41,7 +42,7 @@ def _ramp(first: float, last: float) -> list[str]:
 _LAYERS = _ramp(0.82, 0.0)
 _DARK |= dict(zip(_LAYERS, _ramp(0.22, 1.0), strict=True))
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": [
         "DejaVu Sans"
     ],  # what matplotlib brings, so that layout is the same everywhere; the page shows its own font
@@ -89,7 +90,7 @@ def svg_of(figure: Figure, name: str) -> str:
 
 
 def inline_svg(document: str, name: str, label: str) -> str:
-    """An SVG document as an element of the page: inks as CSS variables, ids that are unique there, sized by its container."""
+    """An SVG document as an element of the page: inks as CSS variables, ids unique there, sized by its container."""
     view_box = re.search(r'viewBox="[^"]+"', document)
     body = document[document.index(">", document.index("<svg")) + 1 :]
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', body))

@@ -35,7 +35,8 @@ def write_report(results: Source | Sequence[Source], folder: Path | str) -> Path
     """Writes `report.html` and `figures/` from one or several experiments' results.
 
     Args:
-        results: What `layerdescent compare` stored: the dictionary, a `results.json`, a folder that holds one, or several of these.
+        results: What `layerdescent compare` stored: the dictionary, a `results.json`, a folder that holds one, or
+            several of these.
         folder: Where the page goes; made when missing.
 
     Returns:
@@ -167,8 +168,8 @@ def _figures(results: Results, folder: Path, prefix: str) -> Iterator[FigureView
         small = svg_of(narrow, f"{stem}-narrow")
         yield FigureView(
             stem,
-            Markup(inline_svg(document, f"f{stem}", caption)),  # noqa: S704 - matplotlib escaped what it drew, we the label
-            Markup(inline_svg(small, f"n{stem}", caption)),  # noqa: S704
+            Markup(inline_svg(document, f"f{stem}", caption)),  # matplotlib escaped what it drew, we the label
+            Markup(inline_svg(small, f"n{stem}", caption)),
             caption,
         )
 
@@ -189,7 +190,7 @@ def _render(views: Sequence[dict[str, Any]]) -> str:
     return environment.get_template("template.html.j2").render(
         experiments=views,
         glossary=words.GLOSSARY,
-        dark_inks=Markup(dark_inks([*drawings, *looks])),  # noqa: S704 - made of hexadecimal digits
+        dark_inks=Markup(dark_inks([*drawings, *looks])),
     )
 
 
@@ -197,7 +198,7 @@ def _with_terms(sentence: str) -> Markup:
     """A sentence, escaped, its words of art explained on hover."""
     names = sorted(words.GLOSSARY, key=len, reverse=True)
     pattern = re.compile(r"\b(" + "|".join(re.escape(str(escape(name))) for name in names) + r")\b")
-    return Markup(  # noqa: S704 - escaped before the marks are added
+    return Markup(  # escaped before the marks are added
         pattern.sub(
             lambda found: f'<abbr title="{escape(words.GLOSSARY[found[1]])}">{found[1]}</abbr>', str(escape(sentence))
         )

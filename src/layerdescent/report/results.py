@@ -1,7 +1,7 @@
 """The results file, read with every fault named by file and field.
 
-A missing piece is not a fault: results are written while runs are still under way, and `null` stands for "not computed".
-Fields that this version does not know are ignored.
+A missing piece is not a fault: results are written while runs are still under way, and `null` stands for "not
+computed". Fields that this version does not know are ignored.
 """
 
 import json
@@ -121,13 +121,18 @@ class Run(_Part):
         return self.alpha is not None
 
     def by_layer(self, values: Sequence[float | None] | None) -> dict[int, float]:
-        """Values keyed by layer, the missing ones left out; a list without an entry for the first layer starts at the second."""
+        """Values keyed by layer, without the missing ones; a list that is one short starts at the second layer."""
+        values = values or []
         layers = self.layers
         if self.nodes and len(values) == len(self.nodes) - 1 != len(layers) - 1:
             layers = self.nodes
-        if not values or len(values) > len(layers):
+        if len(values) > len(layers):
             return {}
-        return {layer: value for layer, value in zip(layers[-len(values) :], values, strict=True) if value is not None}
+        return {
+            layer: value
+            for layer, value in zip(layers[len(layers) - len(values) :], values, strict=True)
+            if value is not None
+        }
 
 
 class Paired(_Part):

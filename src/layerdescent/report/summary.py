@@ -3,9 +3,17 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from layerdescent.report.results import FrontierPoint, NoiseValue, Paired, Results, Run, Trivial
+
+
+class NoiseAxis(NamedTuple):
+    """One kind of noise and what its levels are: `gamma`, or the share of replaced tokens."""
+
+    kind: str
+    by_share: bool
 
 
 class Condition(NamedTuple):
@@ -14,6 +22,10 @@ class Condition(NamedTuple):
     kind: str
     level: float
     by_share: bool
+
+    def lies_on(self, axis: NoiseAxis) -> bool:
+        """Whether this is a level of one axis; no noise is a level of all."""
+        return self.kind == "none" or (self.kind, self.by_share) == axis
 
     @property
     def text(self) -> str:
@@ -95,26 +107,27 @@ def noise_values(results: Results, arm: str) -> dict[Condition, list[float]]:
     return dict(found)
 
 
-def noise_band(results: Results, arm: str, kind: str) -> Band:
-    """The metric of one arm against the level of one kind of noise, from no noise on; min–max over seeds."""
+def noise_band(results: Results, arm: str, axis: NoiseAxis) -> Band:
+    """The metric of one arm along one axis of noise, from no noise on; min–max over seeds."""
     values = noise_values(results, arm)
-    samples = {condition.level: found for condition, found in values.items() if condition.kind in ("none", kind)}
-    if not any(condition.kind == kind for condition in values):
+    samples = {condition.level: found for condition, found in values.items() if condition.lies_on(axis)}
+    if all(condition.kind == "none" for condition in values if condition.lies_on(axis)):
         samples = {}
     return _band(samples, with_range=len(results.runs_of(arm)) > 1)
 
 
 def conditions(results: Results) -> list[Condition]:
     """Every noise anything was measured under: none first, then kind by kind, weak to strong."""
-    rows = [row for run in results.runs for row in run.noise]
-    found = {condition_of(row) for row in [*rows, *results.paired]}
+    found = {condition_of(row) for run in results.runs for row in run.noise} | {
+        condition_of(row) for row in results.paired
+    }
     order = {kind: place for place, kind in enumerate(("none", "gaussian", "uniform", "discrete"))}
     return sorted(found, key=lambda one: (order.get(one.kind, len(order)), one.kind, one.by_share, one.level))
 
 
-def noise_kinds(results: Results) -> list[str]:
-    """The kinds of noise measured, without "none"."""
-    return list(dict.fromkeys(one.kind for one in conditions(results) if one.kind != "none"))
+def noise_axes(results: Results) -> list[NoiseAxis]:
+    """The kinds of noise measured, each with what its level is."""
+    return list(dict.fromkeys(NoiseAxis(one.kind, one.by_share) for one in conditions(results) if one.kind != "none"))
 
 
 def trivial_values(results: Results, condition: Condition) -> dict[str, float]:
@@ -150,7 +163,7 @@ def rising_layers(losses: Mapping[int, float]) -> list[int]:
     [2]
     """
     layers = sorted(losses)
-    return [after for before, after in zip(layers, layers[1:], strict=False) if losses[after] >= losses[before]]
+    return [after for before, after in pairwise(layers) if losses[after] >= losses[before]]
 
 
 def sign(row: Paired, lower_is_better: bool) -> int:
@@ -161,7 +174,7 @@ def sign(row: Paired, lower_is_better: bool) -> int:
 
 
 def beyond_frontier(results: Results, arm: str) -> dict[Condition, bool]:
-    """Per noise of the frontier: whether no stored ERM checkpoint is at least as good as this arm both clean and under noise."""
+    """Per noise of the frontier: whether no checkpoint of it is at least as good as this arm both clean and noisy."""
     values = noise_values(results, arm)
     clean = values.get(Condition("none", 0.0, False))
     turn = -1.0 if results.lower_is_better else 1.0

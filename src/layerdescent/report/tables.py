@@ -5,23 +5,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from layerdescent.report.results import Results
-from layerdescent.report.summary import best_trivial, condition_of, conditions, layer_means, noise_values, sign
+from layerdescent.report.summary import (
+    Condition,
+    best_trivial,
+    condition_of,
+    conditions,
+    layer_means,
+    noise_values,
+    sign,
+)
 from layerdescent.report.units import UNITS, number
 from layerdescent.report.words import paired_note
 
 
 @dataclass(frozen=True)
+class Cell:
+    """One cell; the tone ("better", "worse") only colours what the text says already."""
+
+    text: str
+    tone: str = ""
+
+
+@dataclass(frozen=True)
 class Table:
-    """A caption, a header, and rows whose first cell names the row; `tones` marks a row "better" or "worse"."""
+    """A caption, a header, and rows whose first cell names the row."""
 
     caption: str
     header: list[str]
-    rows: list[list[str]]
-    tones: list[str] | None = None
+    rows: list[list[Cell]]
 
-    def tone(self, row: int) -> str:
-        """The tone of one row, for the style sheet; the words are in the row itself."""
-        return self.tones[row] if self.tones else ""
+
+def _table(caption: str, header: list[str], rows: list[list[str]]) -> Table | None:
+    return Table(caption, header, [[Cell(text) for text in row] for row in rows]) if rows else None
 
 
 def layer_table(results: Results, arm: str) -> Table | None:
@@ -36,13 +51,11 @@ def layer_table(results: Results, arm: str) -> Table | None:
     }
     filled = {name: column for name, column in columns.items() if column[0]}
     layers = sorted({layer for values, _, _ in filled.values() for layer in values})
-    if not layers:
-        return None
     rows = [
         [str(layer), *(_scaled(values.get(layer), scale, digits) for values, scale, digits in filled.values())]
         for layer in layers
     ]
-    return Table(arm, ["layer", *filled], rows)
+    return _table(arm, ["layer", *filled], rows)
 
 
 def value_table(results: Results) -> Table | None:
@@ -58,30 +71,37 @@ def value_table(results: Results) -> Table | None:
             rows.append(
                 [condition.text, *cells, f"{unit.value(trivial[1])} ({trivial[0]})" if trivial else number(None, 0)]
             )
-    if not rows:
-        return None
-    return Table(f"Test {unit.axis}", ["noise", *arms, "best trivial predictor"], rows)
+    return _table(f"Test {unit.axis}", ["noise", *arms, "best trivial predictor"], rows)
 
 
 def paired_table(results: Results) -> Table | None:
-    """Paired differences with their intervals, and what each says in words."""
+    """Paired differences with their intervals, one row a noise, and what each says in words."""
     unit = UNITS[results.metric]
-    order = {condition: place for place, condition in enumerate(conditions(results))}
-    rows, tones = [], []
-    for row in sorted(results.paired, key=lambda row: (order[condition_of(row)], results.arm_names.index(row.arm)
-                                                       if row.arm in results.arm_names else 0)):  # fmt: skip
+    cells: dict[tuple[str, str], dict[Condition, list[Cell]]] = {}
+    for row in results.paired:
         direction = sign(row, results.lower_is_better)
-        interval = f"{unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])}" if row.ci95 else number(None, 0)
-        words = {1: f"▲ {row.arm} better", -1: f"▼ {row.arm} worse", 0: "no difference shown"}[direction]
-        rows.append(
-            [condition_of(row).text, f"{row.arm} − {row.against}", unit.difference(row.difference), interval,
-             words if row.ci95 else "no interval"]
-        )  # fmt: skip
-        tones.append({1: "better", -1: "worse", 0: ""}[direction])
+        interval = f" ({unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])})" if row.ci95 else ""
+        words = {1: "▲ better", -1: "▼ worse", 0: "no clear difference"}[direction] if row.ci95 else "no interval"
+        cells.setdefault((row.arm, row.against), {})[condition_of(row)] = [
+            Cell(unit.difference(row.difference) + interval),
+            Cell(words, {1: "better", -1: "worse", 0: ""}[direction]),
+        ]
+    rows = [
+        [
+            Cell(condition.text),
+            *(cell for column in cells.values() for cell in column.get(condition, [Cell("–"), Cell("")])),
+        ]
+        for condition in conditions(results)
+        if any(condition in column for column in cells.values())
+    ]
     if not rows:
         return None
-    name = f"Paired differences in {unit.name} ({unit.of_difference}). {paired_note(results)}"
-    return Table(name, ["noise", "arms", "difference", "95 % interval", "in words"], rows, tones)
+    caption = (
+        f"Paired differences in {unit.name} ({unit.of_difference}), 95 % intervals in brackets. {paired_note(results)}"
+    )
+    return Table(
+        caption, ["noise", *(text for arm, against in cells for text in (f"{arm} − {against}", "in words"))], rows
+    )
 
 
 def cost_table(results: Results) -> Table | None:
@@ -95,10 +115,8 @@ def cost_table(results: Results) -> Table | None:
         ]
         if any(cell != number(None, 0) for cell in ratios):
             rows.append([arm, *ratios])
-    if not rows:
-        return None
     against = f"× {results.baseline}"
-    return Table(
+    return _table(
         "Cost of training", ["arm", f"time a step ({against})", f"peak memory ({against})", "seconds a run"], rows
     )
 

