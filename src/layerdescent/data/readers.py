@@ -106,7 +106,7 @@ def read_tsv(path: Path) -> Table:
 
 
 def read_jsonl(path: Path) -> Table:
-    """A file with one JSON object a line; a field that a line lacks is missing there."""
+    """A file with one JSON object a line, MultiNLI's among them; a field that a line lacks is missing there."""
     rows: list[dict[str, Any]] = []
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
@@ -122,12 +122,9 @@ def read_jsonl(path: Path) -> Table:
                 )
             rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
-    return Table({name: [row.get(name) for row in rows] for name in names}, str(path))
-
-
-def read_multinli(path: Path) -> Table:
-    """MultiNLI's JSON lines (SNLI's too); a gold label of "-" is no label: the annotators did not agree."""
-    return replace(read_jsonl(path), unlabelled=(None, "", "-"))
+    table = Table({name: [row.get(name) for row in rows] for name in names}, str(path))
+    # In MultiNLI and SNLI the gold label "-" says that the annotators did not agree.
+    return replace(table, unlabelled=(*table.unlabelled, "-")) if MULTINLI.columns <= names.keys() else table
 
 
 def read_parquet(path: Path) -> Table:
@@ -145,7 +142,6 @@ READERS: dict[str, Callable[[Path], Table]] = {
     "csv": read_csv,
     "glue": read_tsv,
     "jsonl": read_jsonl,
-    "multinli": read_multinli,
     "parquet": read_parquet,
 }
 SUFFIXES = {".csv": "csv", ".tsv": "glue", ".jsonl": "jsonl", ".parquet": "parquet"}

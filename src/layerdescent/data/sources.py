@@ -49,8 +49,7 @@ def open_source(source: Source, *, format: str = "auto", subset: str | None = No
 
     Args:
         source: see the module's list.
-        format: how files are read: "aclimdb", "glue", "multinli", "csv", "jsonl", "parquet"; "auto" goes by layout and
-            suffix.
+        format: how files are read: "aclimdb", "glue", "csv", "jsonl", "parquet"; "auto" goes by layout and suffix.
         subset: a part of a package's data or a configuration of a hub data set.
 
     Raises:
@@ -106,7 +105,7 @@ def _folder(folder: Path, format: str) -> Parts:  # noqa: A002
         part = _part_of(path)
         if part is None or path.is_dir() or (kind := suffix_format(path)) is None:
             continue
-        if format not in ("auto", kind) and (format, kind) != ("multinli", "jsonl"):
+        if format not in ("auto", kind):
             continue
         if part in found:
             raise InputError(

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from layerdescent.errors import InputError
 from layerdescent.recipes.yaml_text import read_yaml, write_yaml
 
-Format = Literal["auto", "aclimdb", "glue", "multinli", "csv", "jsonl", "parquet"]
+Format = Literal["auto", "aclimdb", "glue", "csv", "jsonl", "parquet"]
 Task = Literal["classification", "regression", "multi-label"]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -121,7 +121,7 @@ class DataSpec(_Section):
 
 
 class NoiseSpec(_Section):
-    """One kind of embedding noise and its levels: gammas (in embedding scales) or expected shares of tokens replaced."""
+    """One kind of embedding noise, its levels gammas in embedding scales, or expected shares of tokens replaced."""
 
     kind: Literal["gaussian", "uniform", "discrete"]
     gammas: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list)
@@ -316,8 +316,8 @@ def _explain(error: ValidationError, where: str) -> str:
     # Where a field may be of two types each type complains; the complaint that goes deepest is about the type meant.
     one_field = [problem for problem in problems if problem["loc"][:2] == problems[0]["loc"][:2]]
     first = max(one_field, key=lambda problem: len(problem["loc"]))
-    path = [str(step) for step in first["loc"] if not str(step).startswith(("dict[", "str", "list[", "[key]"))]
-    place = ".".join(path) or "the whole"
+    path = [str(step) for step in first["loc"] if step != "str" and not str(step).startswith(("dict[", "[key]"))]
+    place = ".".join(path)
     if first["type"] == "extra_forbidden":
         fields = _fields_at(path[:-1])
         message = f"{place}: no such field; {_nearest(path[-1], fields)}fields here are {', '.join(fields)}"
@@ -326,7 +326,8 @@ def _explain(error: ValidationError, where: str) -> str:
     else:
         given = first["input"]
         shown = f" (given: {given!r})" if not isinstance(given, dict | BaseModel) else ""
-        message = f"{place}: {first['msg'].removeprefix('Value error, ')}{shown}"
+        said = first["msg"].removeprefix("Value error, ")
+        message = f"{place}: {said}{shown}" if place else said
     others = len(problems) - len(one_field)
     more = f" (and {others} more)" if others else ""
     return f"{where}: {message}{more}"

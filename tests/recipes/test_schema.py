@@ -1,0 +1,197 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from layerdescent.errors import InputError
+from layerdescent.recipes import Recipe, list_recipes, load_recipe
+
+SHIPPED = {
+    "demo",
+    "imdb-minilm",
+    "imdb-mpnet",
+    "sst2-minilm",
+    "mnli-minilm",
+    "imdb-distilbert",
+    "imdb-roberta-large",
+    "mnli-distilbert",
+    "mnli-roberta-large",
+}
+
+
+def test_what_comes_with_the_package() -> None:
+    assert set(list_recipes()) == SHIPPED
+    assert list_recipes()[0] == "demo"
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_every_shipped_recipe_loads_and_round_trips(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.needs
+    assert {"erm", "descent"} <= recipe.arms.keys()
+    assert isinstance(recipe.train["learning_rate"], float)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    again = load_recipe(tmp_path / "recipe.yaml")
+    assert again == recipe
+    assert again.fingerprint() == recipe.fingerprint()
+
+
+def test_natural_language_inference_with_this_encoder_is_said_to_be_contaminated() -> None:
+    assert "contaminated" in load_recipe("mnli-minilm").description
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "expected"),
+    [
+        ("train.learning_rate=1e-4", lambda recipe: recipe.train["learning_rate"], 1e-4),
+        ("train.new_field=true", lambda recipe: recipe.train["new_field"], True),
+        ("arms.descent.alpha=[0, 0.1]", lambda recipe: recipe.arms["descent"]["alpha"], [0, 0.1]),
+        (
+            "arms.clipped={objective: descent, clip_weights: true}",
+            lambda recipe: recipe.arms["clipped"]["clip_weights"],
+            True,
+        ),
+        ("seeds=[3, 4]", lambda recipe: recipe.seeds, [3, 4]),
+        ("data.columns.text=body", lambda recipe: recipe.data.columns.text, "body"),
+        ("data.source=a=b.csv", lambda recipe: recipe.data.source, "a=b.csv"),
+        ("data.source={train: a.csv, test: b.csv}", lambda recipe: recipe.data.source["test"], "b.csv"),
+        ("data.subset=null", lambda recipe: recipe.data.subset, None),
+        ("evaluation.noise.0.gammas=[1]", lambda recipe: recipe.evaluation.noise[0].gammas, [1.0]),
+        (
+            "evaluation.noise.0={kind: discrete, shares: [0.1]}",
+            lambda recipe: recipe.evaluation.noise[0].kind,
+            "discrete",
+        ),
+        ("frontier.checkpoints=4", lambda recipe: recipe.frontier.checkpoints, 4),
+    ],
+)
+def test_overrides(override: str, read: Any, expected: Any) -> None:
+    assert read(load_recipe("demo", [override])) == expected
+
+
+def test_later_overrides_win() -> None:
+    assert load_recipe("demo", ["seeds=[1]", "seeds=[2]"]).seeds == [2]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.max_lenght=3", r"data\.max_lenght: no such field; did you mean max_length\? fields here are source"),
+        ("tarin.learning_rate=1", r"tarin: no such field; did you mean train\?"),
+        ("data.columns.txt=a", r"data\.columns\.txt: no such field; did you mean text\?"),
+        ("evaluation.noise.0.gama=[1]", r"evaluation\.noise\.0\.gama: no such field; did you mean gammas\?"),
+        ("arms.descnt.alpha=1", r"no arm is called 'descnt'; did you mean descent\? there are erm, descent"),
+        ("arms.descent=3", r"arms\.descent: Input should be a valid dictionary \(given: 3\)"),
+        ("data.max_length.x=3", r"data\.max_length is a value and has no fields"),
+        ("evaluation.noise.7.kind=gaussian", r"'7' is no entry of a list of 1"),
+        ("evaluation.noise.x=gaussian", r"'x' is no entry of a list of 1"),
+        ("seeds", r"override 'seeds' is not of the form path\.to\.field=value"),
+        ("=3", "is not of the form"),
+        ("train=[", r"the value of override 'train=\[', line 1 is not valid YAML"),
+        ("data.max_length=many", r"data\.max_length: .*valid integer.* \(given: 'many'\)"),
+        ("data.strip_html=perhaps", r"data\.strip_html: .*valid boolean"),
+        ("data.rows.train=0", r"data\.rows\.train: .*greater than or equal to 1 \(given: 0\)"),
+        ("data.source={train: a, tets: b}", r"data\.source\.tets: no part is called tets; did you mean test\?"),
+        ("data.format=cvs", r"data\.format: Input should be 'auto'"),
+        ("data.splits={test: dev, validation: dev}", r"data\.splits: uses one part of the source twice"),
+        ("data.holdout={validation: 0.5, test: 0.6}", r"data\.holdout: 0\.5 \+ 0\.6 leaves no training rows"),
+        ("data.label_names=[a, a]", r"data\.label_names: needs two or more different names"),
+        (
+            "evaluation.noise.0.gammas=[-1]",
+            r"evaluation\.noise\.0\.gammas\.0: .*greater than or equal to 0 \(given: -1\)",
+        ),
+        ("evaluation.noise.0.gammas=[]", r"evaluation\.noise\.0: gaussian noise needs gammas"),
+        (
+            "evaluation.noise.0.kind=discreet",
+            r"evaluation\.noise\.0\.kind: Input should be 'gaussian', 'uniform' or 'discrete'",
+        ),
+        ("evaluation.noise.0={kind: discrete}", r"discrete noise needs shares"),
+        ("seeds=[]", r"seeds: List should have at least 1 item"),
+        ("seeds=[1, 1]", r"seeds: holds a seed twice: \[1, 1\]"),
+        ("baseline=emr", r"the baseline 'emr' is not among the arms \(erm, descent\)"),
+        ("metric=rmse", r"metric rmse does not fit data\.task classification"),
+        ("train.seed=3", r"train: seed is set by the program"),
+        ("arms.descent.output_dir=x", r"arms: output_dir is set by the program"),
+        ("name=A b", r"name: String should match pattern"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        load_recipe("demo", [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_no_such_recipe() -> None:
+    with pytest.raises(
+        InputError, match=r"no recipe or file is called 'imdb-minlm'; did you mean imdb-minilm\? give a YAML file"
+    ):
+        load_recipe("imdb-minlm")
+
+
+def test_files_that_hold_no_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("- a list\n")
+    with pytest.raises(InputError, match=r"mine\.yaml holds no recipe: a mapping with the fields name, title"):
+        load_recipe(path)
+    path.write_text(load_recipe("demo").to_yaml().replace("seeds:\n- 0\n", ""))
+    with pytest.raises(InputError, match=r"mine\.yaml: seeds: this field is missing"):
+        load_recipe(path)
+    path.write_text("name: [\n")
+    with pytest.raises(InputError, match=r"mine\.yaml, line 2 is not valid YAML"):
+        load_recipe(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"mine\.yaml cannot be read"):
+        load_recipe(path)
+
+
+def test_several_mistakes_are_counted() -> None:
+    with pytest.raises(InputError, match=r"\(and 1 more\)$"):
+        load_recipe("demo", ["seeds=[]", "metric=f1"])
+
+
+@pytest.mark.parametrize(
+    ("override", "shared", "erm", "descent"),
+    [
+        ("seeds=[7, 8]", False, False, False),
+        ("evaluation.noise_seeds=[1, 2]", False, False, False),
+        ("title=Another", False, False, False),
+        ("arms.new={objective: noise}", False, False, False),
+        ("frontier.checkpoints=4", False, False, False),
+        ("arms.descent.alpha=0.1", False, False, True),
+        ("train.learning_rate=1e-4", True, True, True),
+        ("data.max_length=81", True, True, True),
+        ("model.revision=main", True, True, True),
+    ],
+)
+def test_fingerprints_change_with_what_decides_results(override: str, shared: bool, erm: bool, descent: bool) -> None:
+    before, after = load_recipe("demo"), load_recipe("demo", [override])
+    assert (before.fingerprint() != after.fingerprint()) is shared
+    assert (before.arm_fingerprint("erm") != after.arm_fingerprint("erm")) is erm
+    assert (before.arm_fingerprint("descent") != after.arm_fingerprint("descent")) is descent
+
+
+def test_fingerprints_do_not_depend_on_how_a_value_is_written() -> None:
+    demo = load_recipe("demo")
+    for override in ("train.num_train_epochs=2.0", "train.learning_rate=0.00005", "data.rows.train=1600"):
+        assert load_recipe("demo", [override]).fingerprint() == demo.fingerprint()
+    turned = Recipe.model_validate({**demo.to_dict(), "train": dict(reversed(demo.train.items()))})
+    assert turned.fingerprint() == demo.fingerprint()
+    moved = load_recipe("demo", ["arms.erm.weight_decay=0.01"])
+    assert moved.arm_fingerprint("erm") == demo.arm_fingerprint("erm")
+    assert load_recipe("demo", ["train.bf16=true"]).fingerprint() != load_recipe("demo", ["train.bf16=1"]).fingerprint()
+
+
+def test_an_arm_overrides_what_is_shared() -> None:
+    recipe = load_recipe("demo", ["arms.descent.learning_rate=1e-3"])
+    assert recipe.arm_settings("descent")["learning_rate"] == 1e-3
+    assert recipe.arm_settings("erm")["learning_rate"] == 5e-5
+
+
+def test_recipes_are_light() -> None:
+    heavy = "('torch', 'transformers', 'datasets', 'numpy')"
+    code = f"import layerdescent.recipes, sys; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,54 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layerdescent.errors import InputError
+from layerdescent.recipes.yaml_text import read_yaml, write_yaml
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["C"]))
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc"), inner, max_size=3)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("5E5", 5e5),
+        ("-1.5e+3", -1500.0),
+        (".5e-1", 0.05),
+        ("1e-4x", "1e-4x"),
+        ("0.1", 0.1),
+        ("[0, 1e-2]", [0, 0.01]),
+    ],
+)
+def test_numbers_as_people_write_them(text: str, value: Any) -> None:
+    read = read_yaml(text, where="here")
+    assert read == value
+    assert type(read) is type(value)
+
+
+@given(values)
+def test_what_is_written_is_read_back(value: Any) -> None:
+    assert read_yaml(write_yaml(value), where="here") == value
+
+
+def test_a_key_given_twice_is_a_mistake() -> None:
+    with pytest.raises(InputError, match=r"a\.yaml, line 3 is not valid YAML: the key 'lr' is given twice"):
+        read_yaml("train:\n  lr: 1\n  lr: 2\n", where="a.yaml")
+
+
+def test_bad_yaml_is_named_by_its_line() -> None:
+    with pytest.raises(InputError, match=r"a\.yaml, line 3 is not valid YAML"):
+        read_yaml("a: 1\nb: [\n", where="a.yaml")
+    with pytest.raises(InputError, match="is not valid YAML"):
+        read_yaml("!!python/object/apply:os.system ['true']", where="a.yaml")
