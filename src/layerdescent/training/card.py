@@ -50,7 +50,8 @@ def card_section(
 ## How it was trained
 
 This model was {_TITLES[args.objective]}.
-It took {steps} optimiser steps of {batch_size} samples, with layerdescent. It is an ordinary checkpoint: `from_pretrained` loads it without that package.
+It took {steps} optimiser steps of {batch_size} samples, with layerdescent.
+It is an ordinary checkpoint: `from_pretrained` loads it without that package.
 
 | setting | value |
 |---|---|

@@ -1,12 +1,10 @@
 """Tiny models and data for the tests of training."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from layerdescent.training import DescentConfig, DescentTrainer
 
@@ -68,21 +66,44 @@ QUIET: dict[str, Any] = {
 }
 
 
-@pytest.fixture()
-def make_trainer(tmp_path: Path) -> Callable[..., DescentTrainer]:
-    """A DescentTrainer on the tiny BERT; keyword arguments are fields of DescentConfig, except `model`, `data` and `trainer`."""
+def make_trainer(
+    folder: Path,
+    model: Any = None,
+    data: Rows | None = None,
+    cls: type[DescentTrainer] = DescentTrainer,
+    given: dict[str, Any] | None = None,
+    **settings: Any,
+) -> DescentTrainer:
+    """A DescentTrainer on the tiny BERT.
 
-    def make(
-        model: Any = None,
-        data: Rows | None = None,
-        trainer: dict[str, Any] | None = None,
-        **settings: Any,
-    ) -> DescentTrainer:
-        config = DescentConfig(**({"output_dir": str(tmp_path / "run")} | QUIET | settings))
-        arguments = {"data_collator": pad, "train_dataset": data if data is not None else rows(40), "eval_dataset": rows(20, seed=1)}
-        return DescentTrainer(model=model if model is not None else bert(), args=config, **(arguments | (trainer or {})))
+    Args:
+        folder: of the run.
+        model: instead of the tiny BERT.
+        data: training rows instead of 40 of the usual ones.
+        cls: a subclass of DescentTrainer.
+        given: further arguments of the trainer.
+        **settings: fields of DescentConfig.
+    """
+    arguments = {
+        "model": bert() if model is None else model,
+        "args": DescentConfig(**({"output_dir": str(folder)} | QUIET | settings)),
+        "data_collator": pad,
+        "train_dataset": rows(40) if data is None else data,
+        "eval_dataset": rows(20, seed=1),
+    }
+    return cls(**(arguments | (given or {})))
 
-    return make
+
+def plain_trainer(folder: Path, model: Any, data: Rows | None = None, given: dict[str, Any] | None = None, **settings: Any) -> Trainer:
+    """transformers' own Trainer on the same model, data and arguments."""
+    arguments = {
+        "model": model,
+        "args": TrainingArguments(**({"output_dir": str(folder)} | QUIET | settings)),
+        "data_collator": pad,
+        "train_dataset": rows(40) if data is None else data,
+        "eval_dataset": rows(20, seed=1),
+    }
+    return Trainer(**(arguments | (given or {})))
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
