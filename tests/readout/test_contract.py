@@ -104,6 +104,18 @@ def test_layers_share_one_dropout_mask_and_each_step_has_its_own(family: Any) ->
         assert not torch.allclose(first, second, atol=1e-3)
 
 
+@torch.no_grad()
+def test_in_training_the_head_drops_what_the_models_own_forward_drops(family: Any) -> None:
+    model, batch = family.model().train(), family.batch()
+    model.base_model.eval()  # only the head draws random numbers
+    readout = Readout.for_model(model)
+    torch.manual_seed(1)
+    outputs = model(**batch, **readout.needs_hidden_states)
+    torch.manual_seed(1)
+    read = readout.logits(outputs.hidden_states, batch, layers=[readout.num_layers])
+    torch.testing.assert_close(read[0], outputs.logits, rtol=1e-5, atol=1e-6)
+
+
 def test_every_layers_loss_reaches_the_embeddings(family: Any) -> None:
     model, batch = family.model().train(), family.batch()
     readout = Readout.for_model(model)
