@@ -141,6 +141,7 @@ class _Evaluation:
 
     def __init__(self, data: Rows, batches: Sequence[Sequence[int]], tokenizer: Any, shelf: "_Shelf") -> None:
         self.data, self.batches, self.tokenizer, self.shelf = data, batches, tokenizer, shelf
+        self._data_identity = shelf.identity(data=data)
         self._kind: ProblemType | None = None
 
     @property
@@ -154,7 +155,7 @@ class _Evaluation:
         self, model: ModelOrPath, settings: Sequence[Sequence[Perturbation | None]], bar: "tqdm[Any]"
     ) -> Iterator[list[Measurement]]:
         """For every setting one measurement a draw; the model is loaded when the first one is not stored."""
-        identity = self.shelf.identity(model=model, data=self.data)
+        identity = self._data_identity | self.shelf.identity(model=model)
         loaded = None
         for draws in settings:
             found = []
@@ -166,21 +167,26 @@ class _Evaluation:
                     self._see(header["kind"])
                     bar.update(len(self.batches))
                 else:
-                    loaded = load_model(model) if loaded is None else loaded
+                    loaded = self._load(model) if loaded is None else loaded
                     arrays, header = self._run(loaded, noise, bar)
                     self.shelf.put(this, arrays, header)
                 found.append(Measurement(**arrays, realised_share=header["realised_share"]))
             yield found
 
+    def _load(self, model: ModelOrPath) -> nn.Module:
+        """The model, once it is clear that the labels fit its head."""
+        loaded = load_model(model)
+        readout = Readout.for_model(loaded)
+        self._see(problem_type(readout, self.data))
+        labels_of(self.data, self.kind, readout.model.config.num_labels)
+        return loaded
+
     def _run(
         self, model: nn.Module, noise: Perturbation | None, bar: "tqdm[Any]"
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        readout = Readout.for_model(model)
-        kind = problem_type(readout, self.data)
-        self._see(kind)
-        labels_of(self.data, kind, readout.model.config.num_labels)
+        kind = self.kind
         values, losses = np.empty(len(self.data), np.float32), np.empty(len(self.data), np.float32)
-        total = np.zeros(readout.num_layers + 1)
+        total = np.zeros(Readout.for_model(model).num_layers + 1)
         stream = {"processing_class": self.tokenizer, "perturbation": noise, "bar": bar}
         for batch in layer_outputs(model, self.data, self.batches, kind, **stream):
             last = batch.losses[-1]
