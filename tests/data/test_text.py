@@ -202,7 +202,7 @@ def test_more_rows_than_a_batch(
 ) -> None:
     spec = data_spec(write_jsonl(tmp_path / "a.jsonl", reviews(40)))
     whole = prepare(spec, tokenizer)
-    monkeypatch.setattr("layerdescent.data.text._BATCH", 3)
+    monkeypatch.setattr("layerdescent.data.tokens._BATCH", 3)
     assert prepare(spec, tokenizer).train[:] == whole.train[:]
 
 

@@ -3,5 +3,6 @@
 from layerdescent.data.duplicates import DuplicateReport
 from layerdescent.data.packages import resolve_model
 from layerdescent.data.text import DataReport, PreparedText, load_text, prepare
+from layerdescent.data.tokens import tokenise
 
-__all__ = ["DataReport", "DuplicateReport", "PreparedText", "load_text", "prepare", "resolve_model"]
+__all__ = ["DataReport", "DuplicateReport", "PreparedText", "load_text", "prepare", "resolve_model", "tokenise"]

@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_datasets
-from tqdm.auto import tqdm
+from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from layerdescent.data.duplicates import DuplicateReport, deduplicate, normalise
@@ -15,11 +13,11 @@ from layerdescent.data.labels import Label, Task, bins, encode_labels
 from layerdescent.data.readers import KNOWN_LABELS, KNOWN_LAYOUTS, Table, listed
 from layerdescent.data.sources import WHOLE, Parts, Source, open_source
 from layerdescent.data.splits import cut, subsample
+from layerdescent.data.tokens import check_length, encode
 from layerdescent.errors import InputError
 from layerdescent.recipes.schema import PARTS, DataSpec
 
 _LINE_BREAK_TAG = re.compile(r"(<br\s*/?>\s*)+", re.IGNORECASE)
-_BATCH = 1000  # rows tokenised at once
 
 
 def load_text(
@@ -172,7 +170,7 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
         InputError: see `load_text`; also an unknown part in `splits`, more rows asked than there are, training rows of
             one class only, or a `max_length` that the model does not take.
     """
-    _check_length(data.max_length, tokenizer)
+    check_length(data.max_length, tokenizer)
     parts = open_source(data.source, format=data.format, subset=data.subset)
     origin = _origins(parts, data.splits, data.source)
     columns = _Columns(data.columns.text, data.columns.text_pair, data.columns.label)
@@ -199,7 +197,16 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
             counts[part] = {name: part_labels.count(number) for number, name in enumerate(names)}
         if part == "train":
             _check_classes(counts, part_rows.where)
-        tokenised[part], truncated[part] = _tokenise(part, part_rows, part_labels, data, tokenizer, progress)
+        tokenised[part], truncated[part] = encode(
+            part_rows.texts,
+            part_rows.pairs,
+            part_labels,
+            data.task,
+            tokenizer,
+            data.max_length,
+            title=f"tokenise {part}",
+            progress=progress,
+        )
     report = DataReport(
         source=str(data.source),
         rows={part: len(content) for part, content in tokenised.items()},
@@ -396,40 +403,3 @@ def _check_classes(counts: Mapping[str, Mapping[str, int]], where: str) -> None:
         raise InputError(
             f"the training rows of {where} are all of one class ({present[0]}); training needs two or more"
         )
-
-
-# Tokens ---------------------------------------------------------------------------------------------------------------
-
-
-def _check_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    if max_length > tokenizer.model_max_length:
-        raise InputError(
-            f"data.max_length is {max_length}, and this model takes at most {tokenizer.model_max_length} tokens"
-        )
-
-
-def _tokenise(
-    part: str, rows: _Rows, labels: list[Label], data: DataSpec, tokenizer: PreTrainedTokenizerBase, progress: bool
-) -> tuple[Dataset, float]:
-    """The rows as token ids, and the share of them that were too long."""
-    dtype = np.int64 if data.task == "classification" else np.float32
-    batches: list[Dataset] = []
-    truncated = 0
-    with tqdm(total=len(labels), desc=f"tokenise {part}", unit="row", disable=not progress, leave=False) as bar:
-        for start in range(0, len(labels), _BATCH):
-            rows_here = slice(start, start + _BATCH)
-            pairs = None if rows.pairs is None else rows.pairs[rows_here]
-            encoded = tokenizer(rows.texts[rows_here], pairs, truncation=True, max_length=data.max_length)
-            truncated += _count_truncated(encoded, rows.texts[rows_here], pairs, data.max_length, tokenizer)
-            batches.append(Dataset.from_dict({**encoded, "labels": np.asarray(labels[rows_here], dtype=dtype)}))
-            bar.update(len(labels[rows_here]))
-    return concatenate_datasets(batches), truncated / len(labels)
-
-
-def _count_truncated(
-    encoded: Any, texts: list[str], pairs: list[str] | None, max_length: int, tokenizer: PreTrainedTokenizerBase
-) -> int:
-    if tokenizer.is_fast:  # it keeps what it cut off
-        return sum(bool(row.overflowing) for row in encoded.encodings)
-    whole = tokenizer(texts, pairs, truncation=False, verbose=False)["input_ids"]
-    return sum(len(ids) > max_length for ids in whole)

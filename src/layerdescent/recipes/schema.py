@@ -121,7 +121,7 @@ class DataSpec(_Section):
 
 
 class NoiseSpec(_Section):
-    """One kind of embedding noise, its levels gammas in embedding scales, or expected shares of tokens replaced."""
+    """One kind of embedding noise; its levels are gammas, in embedding scales, or shares of tokens replaced."""
 
     kind: Literal["gaussian", "uniform", "discrete"]
     gammas: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list)
