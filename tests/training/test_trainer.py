@@ -164,7 +164,9 @@ def test_accumulation_is_exact_with_sgd(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objective", ["erm", "deep-supervision"])
 def test_accumulation_is_exact_for_the_other_objectives(tmp_path: Path, objective: str) -> None:
     settings = {"objective": objective, "optim": "sgd", "max_grad_norm": 0, "learning_rate": 0.1}
-    assert_alike(gathered(tmp_path / "whole", 16, 1, 42, **settings), gathered(tmp_path / "pieces", 4, 4, 42, **settings))
+    assert_alike(
+        gathered(tmp_path / "whole", 16, 1, 42, **settings), gathered(tmp_path / "pieces", 4, 4, 42, **settings)
+    )
 
 
 def test_deep_supervision_weighs_the_layers_equally(tmp_path: Path) -> None:
@@ -262,7 +264,9 @@ def test_rows_without_a_label_do_not_count(tmp_path: Path) -> None:
         **settings,
     )
     kept.train()
-    assert trainer.descent_history[0]["layer_losses"] == pytest.approx(kept.descent_history[0]["layer_losses"], rel=1e-5)
+    assert trainer.descent_history[0]["layer_losses"] == pytest.approx(
+        kept.descent_history[0]["layer_losses"], rel=1e-5
+    )
     for name, value in weights(trainer.model).items():  # type: ignore[arg-type]
         torch.testing.assert_close(value, kept.model.state_dict()[name], rtol=1e-5, atol=1e-7)  # type: ignore[union-attr]
     assert pieces.descent_history[0]["layer_losses"] != trainer.descent_history[0]["layer_losses"]

@@ -94,7 +94,9 @@ def make_trainer(
     return cls(**(arguments | (given or {})))
 
 
-def plain_trainer(folder: Path, model: Any, data: Rows | None = None, given: dict[str, Any] | None = None, **settings: Any) -> Trainer:
+def plain_trainer(
+    folder: Path, model: Any, data: Rows | None = None, given: dict[str, Any] | None = None, **settings: Any
+) -> Trainer:
     """transformers' own Trainer on the same model, data and arguments."""
     arguments = {
         "model": model,

@@ -82,12 +82,13 @@ def problem_with(folder: str | os.PathLike[str], world_size: int = 1) -> str | N
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.pt"), *folder.glob("*.pth"), *folder.glob("*.bin")]:
         if not (_is_safetensors(path) if path.suffix == ".safetensors" else zipfile.is_zipfile(path)):
             return f"{path.name} is damaged"
-    # With the optimiser, every process leaves its random state; with weights only (save_only_model), none does.
-    if (folder / "optimizer.pt").is_file():
-        names = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            return f"{missing[0]} is missing"
+    # With weights only (save_only_model) there is none of these; else all of them, or the run would go on as another one.
+    random_states = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
+    state_files = ["optimizer.pt", "scheduler.pt", *random_states]
+    missing = [name for name in state_files if not (folder / name).is_file()]
+    weights_only = len(missing) == len(state_files) and not (folder / MULTIPLIERS_NAME).is_file()
+    if missing and not weights_only and not sharded:
+        return f"{missing[0]} is missing"
     return None
 
 

@@ -170,7 +170,9 @@ class DescentMixin(_Trainer):
             return result
         self._step_meter.add(losses, items)
         if items:
-            loss = self._objective(losses) * (items * self.accelerator.num_processes / self._step_items)
+            # Called outside a training step, the batch is the whole step.
+            share = items * self.accelerator.num_processes / (self._step_items or items)
+            loss = self._objective(losses) * share
         else:
             # Nothing to learn from, but the other ranks wait for this one's gradients.
             loss = 0.0 * (logits.sum() + captured.hidden_states[-1].sum())
