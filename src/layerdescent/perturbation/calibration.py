@@ -63,8 +63,8 @@ def replacing_scale(
         first += len(positions)
         own.append(ids[at])
         noise.append(NoiseStream("discrete", seed, ids, table.shape[1]).rows(len(ids))[at])
-    rays = (torch.from_numpy(np.concatenate(each)).to(table.device) for each in (own, noise))
-    return _between(np.sort(exit_scales(*rays, table, allowed).cpu().double().numpy()), share)
+    rows, rays = (torch.from_numpy(np.concatenate(each)).to(table.device) for each in (own, noise))
+    return _between(np.sort(exit_scales(rows, rays, table, allowed).cpu().double().numpy()), share)
 
 
 def _evenly_spaced(count: int, most: int) -> NDArray[np.int64]:

@@ -45,10 +45,10 @@ Rewrite = Callable[[Tokens, Tensor], Tensor | None]
 def rewritten_lookups(
     model: nn.Module, embedding: nn.Module, rewrite: Rewrite, pad_id: int | None = None
 ) -> Iterator[None]:
-    """Pass every lookup of the model's own input ids through `rewrite`, until the context ends.
+    """Pass every lookup of the model's input ids through `rewrite`, until the context ends.
 
-    Lookups of other ids (those of a decoder behind an encoder) stay as they are. The mask comes from the forward pass;
-    where it was given none, padding is what equals `pad_id`.
+    The mask comes from the forward pass; where it was given none, padding is what equals `pad_id`. A lookup outside the
+    model's own forward, by an inner module that is called by itself, counts as one without a mask.
 
     Args:
         model: the model that will be called, PEFT wrapper included.
@@ -57,8 +57,8 @@ def rewritten_lookups(
         pad_id: id of the padding token, if there is one.
 
     Raises:
-        InputError: on entry when the embedding is already being rewritten; in a forward pass that got embeddings
-            instead of ids, a mask that does not fit, or never looked its ids up.
+        InputError: on entry when the embedding is already being rewritten; in a forward pass that was given embeddings
+            instead of ids or a mask that does not fit, or that looked up something else than its ids, or nothing.
     """
     if embedding in _rewritten:
         raise InputError(
@@ -130,14 +130,16 @@ class _Watch:
                 f"a perturbation needs token ids of shape (batch, length), this lookup has {tuple(ids.shape)}"
             )
         forward = self.forwards[-1] if self.forwards else _Forward(ids, None, 0)
-        if forward.ids is None:
-            return None
-        given = forward.ids.reshape(-1, forward.ids.shape[-1])  # multiple choice: (batch, choices, length)
-        if given.shape != ids.shape or not torch.equal(given, ids):
-            return None
+        given = forward.ids
+        # Multiple choice flattens (batch, choices, length) into rows; any other change is not ours to guess.
+        if given is None or given.numel() != ids.numel() or not torch.equal(given.reshape(ids.shape), ids):
+            raise InputError(
+                f"the word embedding was asked for ids of shape {tuple(ids.shape)} that are not the input_ids the model "
+                "was given, so padding and positions are unknown: perturbations do not support this model"
+            )
         for each in self.forwards:
             each.looked_up = True
-        return self.rewrite(self._tokens(given, forward), output)
+        return self.rewrite(self._tokens(ids, forward), output)
 
     def _tokens(self, ids: Tensor, forward: _Forward) -> Tokens:
         rows, length = ids.shape

@@ -110,8 +110,8 @@ def nearest_rows(points: Tensor, table: Tensor, allowed: Tensor) -> tuple[Tensor
 
     The search goes through the vocabulary in chunks, with |w|^2 - 2 <x, w> in float32, and keeps the two best rows of
     every chunk; their distances are then taken again in float64 from the differences themselves. A wrong answer would
-    need three rows of one chunk whose squared distances agree to about 1e-6 of |w|^2. Of rows at equal distance the one
-    with the lowest id is taken.
+    need three rows of one chunk whose squared distances agree to about 1e-6 of |w|^2. Which of two equally near rows
+    is found is not promised: twins give the same embedding, and other ties have probability 0.
 
     Args:
         points: (n, d).
@@ -180,7 +180,6 @@ def exit_scales(own: Tensor, noise: Tensor, table: Tensor, allowed: Tensor) -> T
 
 
 def _nearest_candidate(x: Tensor, table: Tensor, allowed: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    candidates = candidates.sort(dim=1).values  # by id, so that the first minimum is the lowest id
     columns = []
     for column in candidates.unbind(dim=1):
         squared = (x.double() - table[column].double()).square().sum(dim=1)
