@@ -59,6 +59,27 @@ def test_units_shared_by_all_seeds_are_not_counted_as_new_ones() -> None:
     assert thrice.high - thrice.low == pytest.approx(once.high - once.low, rel=0.1)
 
 
+@pytest.mark.parametrize("n_seeds", [4, 8])
+def test_few_seeds_get_students_width(n_seeds: int) -> None:
+    """Where seeds are all that varies, the interval is about Student's on the seeds' means."""
+    rng = np.random.default_rng(0)
+    ratios = []
+    for trial in range(60):
+        seed_means = rng.normal(size=n_seeds)
+        estimate = mean_interval(np.repeat(seed_means[:, None], 30, axis=1), resamples=2000, seed=trial)
+        student = stats.t.ppf(0.975, n_seeds - 1) * seed_means.std(ddof=1) / np.sqrt(n_seeds)
+        ratios.append((estimate.high - estimate.low) / 2 / student)
+    assert np.mean(ratios) == pytest.approx(1, abs=0.06)
+
+
+def test_what_seeds_do_on_single_units_is_counted_once() -> None:
+    """Independent values have the standard error 1 / sqrt(S N); counted twice it were 1.4 times that."""
+    rng = np.random.default_rng(0)
+    widths = [mean_interval(rng.normal(size=(12, 100)), resamples=300, seed=t) for t in range(60)]
+    half = np.mean([(estimate.high - estimate.low) / 2 for estimate in widths])
+    assert half == pytest.approx(1.96 / np.sqrt(1200), rel=0.25)
+
+
 def test_one_seed_agrees_with_the_normal_interval() -> None:
     values = np.random.default_rng(0).exponential(size=2000)
     estimate = mean_interval(values, resamples=8000)
