@@ -52,7 +52,8 @@ def tokenise(
     if limit is not None and limit < len(texts):
         if limit < 1:
             raise InputError(f"at most {limit} rows are asked for; give 1 or more")
-        keys = [normalise(*both) for both in zip(texts, pairs or [None] * len(texts), strict=True)]
+        seconds: Sequence[str | None] = pairs or [None] * len(texts)
+        keys = [normalise(*both) for both in zip(texts, seconds, strict=True)]
         chosen = subsample(keys, bins(labels, task), limit, seed)
         texts = [texts[row] for row in chosen]
         pairs = pairs and [pairs[row] for row in chosen]
