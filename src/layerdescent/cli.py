@@ -94,7 +94,10 @@ Overrides = Annotated[
 ]
 Folder = Annotated[Path | None, typer.Option("--folder", "-o", help="Where to write; runs/RECIPE by default.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
-DataSource = Annotated[str, typer.Option("--data", help="Data: package:NAME, hub:NAME, a folder or a file.")]
+DataSource = Annotated[
+    str,
+    typer.Option("--data", help="recipe:NAME for the data of a recipe, package:NAME, hub:NAME, a folder or a file."),
+]
 Split = Annotated[str, typer.Option(help="Which part of the data to read.")]
 TextColumn = Annotated[str | None, typer.Option(help="Column of the text.")]
 PairColumn = Annotated[str | None, typer.Option(help="Column of the second text, for pairs.")]
@@ -117,6 +120,7 @@ def train(
     from layerdescent.experiment import train_recipe
     from layerdescent.recipes import load_recipe
 
+    _calm()
     chosen = load_recipe(recipe, set_ or [])
     path = train_recipe(chosen, arm, seed, folder or Path("runs") / chosen.name, progress=not quiet)
     typer.echo(f"model: {path}")
@@ -137,12 +141,122 @@ def compare(
     from layerdescent.report import write_report
     from layerdescent.tables import comparison_table
 
+    _calm()
     chosen = load_recipe(recipe, set_ or [])
     target = folder or Path("runs") / chosen.name
     results = compare_recipe(chosen, target, arms=arm, seeds=seed, progress=not quiet, command=_command())
     page = write_report(results, target)
     typer.echo(comparison_table(results))
     typer.echo(f"results: {target / 'results.json'}\npage:    {page}")
+
+
+@app.command(epilog="Example: layerdescent profile runs/demo/runs/descent-seed0/model --data recipe:demo --alpha 0.05")
+def profile(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder or hub name; trained by layerdescent or not.")],
+    data: DataSource,
+    split: Split = "test",
+    validation_split: Annotated[
+        str | None,
+        typer.Option(help="The part that each layer's temperature is fitted on; without it that is not checked."),
+    ] = None,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    max_length: MaxLength = 128,
+    limit: Limit = 1000,
+    alpha: Annotated[
+        float, typer.Option(help="What every layer is measured against: lower the loss by this share.")
+    ] = 0.05,
+    first_layer: Annotated[int, typer.Option(help="The first layer that has to.")] = 1,
+    against: Annotated[str | None, typer.Option(help="The ERM checkpoint to measure inflation against.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the profile to this JSON file.")] = None,
+    batch_size: BatchSize = 32,
+    quiet: Quiet = False,
+) -> None:
+    """Loss per layer of any checkpoint, which layers lower it, and whether that is real."""
+    from layerdescent.descent import DescentConstraints
+    from layerdescent.evaluation import descent_profile, describe, load_model
+    from layerdescent.files import write_json
+    from layerdescent.readout import Readout
+    from layerdescent.tables import profile_table
+
+    _calm()
+    columns = {"text_column": text_column, "text_pair_column": text_pair_column, "label_column": label_column}
+    loaded = load_model(model)
+    constraints = DescentConstraints(
+        num_layers=Readout.for_model(loaded).num_layers, alpha=alpha, first_layer=first_layer
+    )
+    rows, validation, tokenizer = _rows(model, data, split, validation_split, columns, max_length, limit)
+    settings: dict[str, Any] = {
+        "processing_class": tokenizer,
+        "constraints": constraints,
+        "validation": validation,
+        "batch_size": batch_size,
+        "progress": not quiet,
+    }
+    erm = descent_profile(against, rows, **settings) if against is not None else None
+    measured = descent_profile(loaded, rows, erm=erm, **settings)
+    typer.echo(profile_table(measured.to_dict()))
+    for sentence in describe(measured):
+        typer.echo(f"- {sentence}")
+    if out is not None:
+        write_json(out, {"command": _command(), "model": model, "data": data, "split": split, **measured.to_dict()})
+        typer.echo(f"profile: {out}")
+
+
+@app.command(
+    epilog="Example: layerdescent sweep runs/demo/runs/erm-seed0/model runs/demo/runs/descent-seed0/model "
+    "--data recipe:demo --noise gaussian --gamma 0.5 --gamma 1"
+)
+def sweep(
+    models: Annotated[list[str], typer.Argument(help="Checkpoints; the first one is the baseline of the differences.")],
+    data: DataSource,
+    noise: Annotated[list[str] | None, typer.Option(help="gaussian, uniform or discrete; repeatable.")] = None,
+    gamma: Annotated[list[float] | None, typer.Option(help="Level of gaussian and uniform noise; repeatable.")] = None,
+    share: Annotated[list[float] | None, typer.Option(help="Share of tokens that discrete noise replaces.")] = None,
+    noise_seed: Annotated[
+        list[int] | None, typer.Option(help="Seed of the noise; repeatable, values are averaged.")
+    ] = None,
+    special_tokens: Annotated[bool, typer.Option("--special-tokens", help="Noise on [CLS], [SEP] too.")] = False,
+    split: Split = "test",
+    validation_split: Annotated[str | None, typer.Option(help="The part that discrete noise is calibrated on.")] = None,
+    text_column: TextColumn = None,
+    text_pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    max_length: MaxLength = 128,
+    limit: Limit = 1000,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the sweep to this JSON file.")] = None,
+    batch_size: BatchSize = 32,
+    quiet: Quiet = False,
+) -> None:
+    """Robustness of any checkpoints: the same noise for all, differences in pairs."""
+    from layerdescent.evaluation import robustness_sweep
+    from layerdescent.files import write_json
+    from layerdescent.tables import sweep_table
+
+    _calm()
+    columns = {"text_column": text_column, "text_pair_column": text_pair_column, "label_column": label_column}
+    rows, validation, tokenizer = _rows(models[0], data, split, validation_split, columns, max_length, limit)
+    names = [str(model) for model in models]
+    if len(set(names)) < len(names):
+        raise InputError(f"the models are {', '.join(names)}: name each checkpoint once")
+    levels: dict[str, Any] = {"gammas": gamma, "shares": share, "noise_seeds": noise_seed}
+    result = robustness_sweep(
+        dict(zip(names, models, strict=True)),
+        rows,
+        kinds=noise or ["gaussian"],
+        **{name: values for name, values in levels.items() if values},
+        special_tokens=special_tokens,
+        processing_class=tokenizer,
+        validation=validation,
+        baseline=names[0],
+        batch_size=batch_size,
+        progress=not quiet,
+    ).to_dict()
+    typer.echo(sweep_table(result))
+    if out is not None:
+        write_json(out, {"command": _command(), "data": data, "split": split, **result})
+        typer.echo(f"sweep: {out}")
 
 
 @app.command(epilog="Example: layerdescent report runs/demo")
@@ -174,6 +288,43 @@ def recipes(
     for recipe in known:
         needs = f" (needs {', '.join(recipe.needs)})" if recipe.needs else ""
         typer.echo(f"{recipe.name:<{width}}  {recipe.title}{needs}")
+
+
+def _rows(
+    model: str,
+    data: str,
+    split: str,
+    validation_split: str | None,
+    columns: dict[str, str | None],
+    max_length: int,
+    limit: int,
+) -> tuple[Any, Any, Any]:
+    """The rows to evaluate on, those to calibrate on (or None), and the tokenizer that made them."""
+    from layerdescent.data import load_text, prepare, tokenise
+    from layerdescent.evaluation import load_tokenizer
+    from layerdescent.recipes import load_recipe
+
+    tokenizer = load_tokenizer(model)
+    if data.startswith("recipe:"):
+        prepared = prepare(load_recipe(data.removeprefix("recipe:")).data, tokenizer)
+        if split not in ("validation", "test"):
+            raise InputError(f"--split is {split!r}: of a recipe's data, evaluate on test or validation")
+        return getattr(prepared, split), prepared.validation, tokenizer
+    parts = [
+        tokenise(load_text(data, part, **columns), tokenizer, max_length, limit) if part else None
+        for part in (split, validation_split)
+    ]
+    return parts[0], parts[1], tokenizer
+
+
+def _calm() -> None:
+    """Only our own words and bars: transformers and datasets report every file they open."""
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
 
 
 def _command() -> str:

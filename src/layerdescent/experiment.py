@@ -42,9 +42,10 @@ from layerdescent.evaluation import DescentProfile, SweepResult, descent_profile
 from layerdescent.files import read_json, write_json, write_text
 from layerdescent.recipes import Recipe
 from layerdescent.training import DescentConfig, DescentTrainer, descent_history, last_complete_checkpoint
+from layerdescent.training.progress import DescentPrinter
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One arm with one seed, and where it lives."""
 
@@ -104,6 +105,7 @@ def train_recipe(recipe: Recipe, arm: str, seed: int | None, folder: Path, *, pr
     """
     run = Run(recipe, _known_arm(recipe, arm), recipe.seeds[0] if seed is None else seed, folder)
     _claim(folder, recipe)
+    _check_settings([run])
     if not run.record.is_file():
         _train(run, *_load_data(recipe, progress), progress=progress)
     return run.model
@@ -139,8 +141,7 @@ def compare_recipe(
     _claim(folder, recipe)
     runs = [Run(recipe, arm, seed, folder) for seed in seeds or recipe.seeds for arm in names]
     extra = _frontier_runs(recipe, runs)
-    for run in [*runs, *extra]:
-        _training_config(run, progress)  # a wrong setting of the last arm is told before the first one trains
+    _check_settings([*runs, *extra])
     say = _Stages(len(runs) + len(extra) + 2, show=progress)
 
     say("reading and tokenising the data")
@@ -216,6 +217,20 @@ def _training_config(run: Run, progress: bool) -> DescentConfig:
         disable_tqdm=not progress,
         **{**defaults, **settings},
     )
+
+
+def _check_settings(runs: Sequence[Run]) -> None:
+    """A wrong setting of the last arm is told before the first one trains."""
+    model = runs[0].recipe.model
+    source = resolve_model(model.source)
+    try:
+        num_layers = AutoConfig.from_pretrained(source, revision=model.revision).num_hidden_layers
+    except (OSError, ValueError) as error:
+        raise InputError(f"model {model.source} cannot be loaded: {error}") from None
+    for run in runs:
+        config = _training_config(run, progress=False)
+        config.constraints(num_layers)
+        config.fixed_weights(num_layers)
 
 
 def _load_data(recipe: Recipe, progress: bool) -> tuple[PreparedText, PreTrainedTokenizerBase]:
@@ -299,6 +314,8 @@ def _train(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, *, 
         processing_class=tokenizer,
         callbacks=callbacks,
     )
+    if not progress:
+        trainer.remove_callback(DescentPrinter)
     checkpoint = last_complete_checkpoint(run.checkpoints)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -307,6 +324,7 @@ def _train(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, *, 
     seconds = time.perf_counter() - started
     shutil.rmtree(run.model, ignore_errors=True)  # half of a model, from a stop in the middle of this save
     trainer.save_model(str(run.model))
+    (run.model / "training_args.bin").unlink(missing_ok=True)  # a pickle, and run.json says more
     constraints = trainer.constraints
     write_json(
         run.record,

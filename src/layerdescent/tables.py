@@ -55,6 +55,46 @@ def comparison_table(results: Mapping[str, Any]) -> str:
     return "\n\n".join(tables)
 
 
+def profile_table(profile: Mapping[str, Any]) -> str:
+    """One line a layer: loss with its interval, accuracy, loss after calibration, inflation, violation."""
+    violations = dict(zip(profile["nodes"][1:], profile["violations"], strict=True))
+    inflation = [profile["initial_inflation"], *profile["inflation"]]
+    rows = []
+    for layer in profile["layers"]:
+        low, high = profile["layer_losses_ci95"][layer]
+        rows.append(
+            [
+                str(layer),
+                f"{profile['layer_losses'][layer]:.4f} [{low:.4f}, {high:.4f}]",
+                _cell(profile["accuracies"], layer, ".3f"),
+                _cell(profile["calibrated_losses"], layer, ".4f"),
+                f"{inflation[layer]:+.4f}",
+                f"{violations[layer]:+.4f}" if layer in violations else "",
+            ]
+        )
+    return text_table(["layer", "loss (95 %)", "accuracy", "calibrated", "inflation", "violation"], rows)
+
+
+def sweep_table(sweep: Mapping[str, Any]) -> str:
+    """One line a noise level: every model's value, and the paired differences below."""
+    names = [run["arm"] for run in sweep["runs"]]
+    rows = []
+    for at, row in enumerate(sweep["runs"][0]["noise"]):
+        rows.append([condition(row), *(f"{run['noise'][at]['value']:.3f}" for run in sweep["runs"])])
+    # Paths are too long for columns: they are numbered, and named below.
+    short = [f"({number})" for number in range(1, len(names) + 1)]
+    legend = "\n".join(f"{number} {name}" for number, name in zip(short, names, strict=True))
+    parts = [text_table([sweep["metric"], *short], rows), legend]
+    if sweep["paired"]:
+        number_of = dict(zip(names, short, strict=True))
+        paired = [
+            [f"{number_of[row['arm']]} - {number_of[row['against']]}, {condition(row)}", difference(row)]
+            for row in sweep["paired"]
+        ]
+        parts.append(text_table(["paired difference", "with 95 % interval"], paired))
+    return "\n\n".join([*parts, *sweep["sentences"]])
+
+
 def condition(row: Mapping[str, Any]) -> str:
     """The noise of a row in words.
 
@@ -72,7 +112,12 @@ def condition(row: Mapping[str, Any]) -> str:
 def difference(row: Mapping[str, Any]) -> str:
     """A paired difference with its interval."""
     low, high = row["ci95"]
-    return f"{row['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    # Adding 0.0 turns a rounded -0.0 into 0.0.
+    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*(round(value, 3) + 0.0 for value in (row["difference"], low, high)))
+
+
+def _cell(values: Sequence[float] | None, at: int, form: str) -> str:
+    return "" if values is None else format(values[at], form)
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -1,0 +1,167 @@
+"""Recipes run whole, picked up where they were stopped, and never mixed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from layerdescent.errors import InputError, RunError
+from layerdescent.experiment import compare_recipe, train_recipe
+from layerdescent.recipes import load_recipe
+from tests.tiny_recipe import write_recipe
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' own saving
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recipe(tmp_path_factory.mktemp("recipe"))
+
+
+@pytest.fixture(scope="module")
+def compared(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("compared")
+    return compare_recipe(load_recipe(str(recipe_file)), folder, progress=False, command="a test"), folder
+
+
+def test_results_hold_what_a_page_needs(compared: tuple[dict[str, Any], Path]) -> None:
+    results, folder = compared
+    assert json.loads((folder / "results.json").read_text())["experiment"] == "tiny"
+    assert [(run["arm"], run["seed"]) for run in results["runs"]] == [("erm", 0), ("descent", 0)]
+    erm, descent = results["runs"]
+    assert erm["alpha"] is None
+    assert descent["alpha"] == [0.05, 0.05]
+    assert len(descent["layer_losses"]["test"]) == len(descent["layer_losses"]["validation"]) == 3
+    assert len(descent["history"]["multipliers"]) == len(descent["history"]["step"]) == 12
+    assert "multipliers" not in erm["history"]
+    assert [(row["kind"], row["gamma"]) for row in descent["noise"]] == [("none", 0.0), ("gaussian", 1.0)]
+    assert {(row["arm"], row["against"]) for row in results["paired"]} == {("descent", "erm")}
+    assert results["command"] == "a test"
+    assert results["environment"]["torch"]
+
+
+def test_profile_and_sweep_agree_on_the_same_models(compared: tuple[dict[str, Any], Path]) -> None:
+    for run in compared[0]["runs"]:
+        np.testing.assert_allclose(run["noise"][0]["layer_losses"], run["layer_losses"]["test"], rtol=1e-5)
+        assert run["noise"][0]["value"] == pytest.approx(run["accuracies"]["test"][-1])
+
+
+def test_arms_start_from_the_same_model_and_differ_afterwards(compared: tuple[dict[str, Any], Path]) -> None:
+    erm, descent = compared[0]["runs"]
+    assert erm["history"]["layer_losses"][0] == pytest.approx(descent["history"]["layer_losses"][0])
+    assert erm["layer_losses"]["test"] != descent["layer_losses"]["test"]
+
+
+def test_nothing_finished_is_done_again(compared: tuple[dict[str, Any], Path], recipe_file: Path) -> None:
+    results, folder = compared
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.suffix != ".yaml"}
+    before.pop(folder / "results.json")
+    started = time.perf_counter()
+    again = compare_recipe(load_recipe(str(recipe_file)), folder, progress=False, command="a test")
+    assert time.perf_counter() - started < 20
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert again["runs"] == results["runs"]
+
+
+def test_other_settings_are_refused(compared: tuple[dict[str, Any], Path], recipe_file: Path) -> None:
+    other = load_recipe(str(recipe_file), ["arms.descent.alpha=0.1"])
+    with pytest.raises(InputError, match=r"other settings \(descent\).*another --folder"):
+        compare_recipe(other, compared[1], progress=False)
+
+
+def test_another_seed_is_added(compared: tuple[dict[str, Any], Path], recipe_file: Path) -> None:
+    results, folder = compared
+    both = compare_recipe(load_recipe(str(recipe_file)), folder, seeds=[0, 1], progress=False)
+    assert [run["seed"] for run in both["runs"]] == [0, 0, 1, 1]
+    assert both["runs"][0] == results["runs"][0]
+    assert {row["n_seeds"] for row in both["paired"]} == {2}
+
+
+def test_frontier_has_checkpoints_and_variants(recipe_file: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(str(recipe_file), ["frontier={checkpoints: 3, weight_decay: [0.1]}"])
+    points = compare_recipe(recipe, tmp_path, arms=["erm"], progress=False)["frontier"]
+    assert [(point["weight_decay"], point["step"]) for point in points] == [
+        (decay, step) for decay in (0.0, 0.1) for step in (4, 8, 12)
+    ]
+    assert all(0 <= point["in_distribution"] <= 1 for point in points)
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_same_model(recipe_file: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(str(recipe_file))
+    straight = train_recipe(recipe, "descent", 3, tmp_path / "straight", progress=False)
+    stopped = tmp_path / "stopped"
+    program = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path\n"
+        "from layerdescent.experiment import train_recipe\n"
+        "from layerdescent.recipes import load_recipe\n"
+        "train_recipe(load_recipe(sys.argv[1]), 'descent', 3, Path(sys.argv[2]), progress=False)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(recipe_file), str(stopped)])
+    checkpoints = stopped / "runs/descent-seed3/checkpoints"
+    deadline = time.monotonic() + 120
+    # The optimiser's file appears in the middle of a save.
+    while not list(checkpoints.glob("*/optimizer.pt")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (stopped / "runs/descent-seed3/run.json").exists()
+    resumed = train_recipe(recipe, "descent", 3, stopped, progress=False)
+    expected, found = (load_file(folder / "model.safetensors") for folder in (straight, resumed))
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.learning_rat=1e-4", r"no field 'learning_rat'; did you mean learning_rate\?"),
+        ("arms.descent.alpha=1.5", r"alpha of layer 1 is 1.5.*\[0, 1\)"),
+        ("arms.descent.dual_lr=-1", "dual_lr is -1"),
+        ("arms.descent.first_layer=9", "first_layer is 9.*layers 1 to 2"),
+        ("arms.descent.alpha=[0.1, 0.1, 0.1]", "alpha has 3 values for 2 layers"),
+        ("model.source=no/such-model", "no/such-model"),
+        ("data.max_length=4000", "max_length is 4000"),
+        ("data.rows.test=1000", "asks for 1,000 rows"),
+    ],
+)
+def test_wrong_settings_are_named_before_anything_trains(
+    recipe_file: Path, tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        compare_recipe(load_recipe(str(recipe_file), [override]), tmp_path, progress=False)
+    assert not list(tmp_path.glob("runs/erm*/model"))
+
+
+def test_unknown_arm(recipe_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no arm 'decent': choose among descent, erm"):
+        train_recipe(load_recipe(str(recipe_file)), "decent", 0, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("recipe.yaml", "name: [broken"),
+        ("runs/erm-seed0/run.json", "{"),
+        ("runs/erm-seed0/profile.safetensors", "x"),
+        ("runs/erm-seed0/model/model.safetensors", "x"),
+    ],
+)
+def test_damaged_files_are_named(
+    compared: tuple[dict[str, Any], Path], recipe_file: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(compared[1], folder)
+    shutil.rmtree(folder / "sweep")
+    (folder / name).write_text(content)
+    with pytest.raises(RunError, match=Path(name).name.split(".")[0]):
+        compare_recipe(load_recipe(str(recipe_file)), folder, seeds=[0], progress=False)
