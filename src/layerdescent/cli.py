@@ -175,7 +175,8 @@ def profile(
 ) -> None:
     """Loss per layer of any checkpoint, which layers lower it, and whether that is real."""
     from layerdescent.descent import DescentConstraints
-    from layerdescent.evaluation import descent_profile, describe, load_model
+    from layerdescent.evaluation import descent_profile, describe
+    from layerdescent.evaluation.batches import load_model
     from layerdescent.files import write_json
     from layerdescent.readout import Readout
     from layerdescent.tables import profile_table
@@ -301,17 +302,18 @@ def _rows(
 ) -> tuple[Any, Any, Any]:
     """The rows to evaluate on, those to calibrate on (or None), and the tokenizer that made them."""
     from layerdescent.data import load_text, prepare, tokenise
-    from layerdescent.evaluation import load_tokenizer
+    from layerdescent.evaluation.batches import load_tokenizer
     from layerdescent.recipes import load_recipe
 
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(None, model, [{"input_ids": []}])
     if data.startswith("recipe:"):
         prepared = prepare(load_recipe(data.removeprefix("recipe:")).data, tokenizer)
         if split not in ("validation", "test"):
             raise InputError(f"--split is {split!r}: of a recipe's data, evaluate on test or validation")
         return getattr(prepared, split), prepared.validation, tokenizer
+    length = min(max_length, tokenizer.model_max_length)
     parts = [
-        tokenise(load_text(data, part, **columns), tokenizer, max_length, limit) if part else None
+        tokenise(load_text(data, part, **columns), tokenizer, length, limit) if part else None
         for part in (split, validation_split)
     ]
     return parts[0], parts[1], tokenizer

