@@ -92,6 +92,8 @@ def test_layers_worse_than_the_erm_twin_are_inflated() -> None:
     twin = honest - 0.02 * np.array([0, 1, 0, 0, 0])  # 2 % of the constant predictor's loss is 0.014
     assert [flag.layers for flag in find_flags(honest, ALPHA, CONSTANT, erm=twin)] == [(1,)]
     assert find_flags(honest, ALPHA, CONSTANT, erm=honest + 0.1) == []
+    dearer = honest - 0.05 * np.array([0, 0, 0, 0, 1])
+    assert find_flags(honest, ALPHA, CONSTANT, erm=dearer) == []  # a price at the last layer is no inflation
 
 
 def test_a_difference_within_noise_is_no_inflation() -> None:
