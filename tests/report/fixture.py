@@ -15,15 +15,21 @@ FINAL = {
 }
 CLEAN = {"erm": 0.841, "descent": 0.840, "deep-supervision": 0.832, "noise": 0.836}
 ROBUST = {"erm": 0.0, "descent": 0.021, "deep-supervision": 0.008, "noise": 0.038}
-LEVELS: list[tuple[str, float, float | None]] = [
+Level = tuple[str, float, float | None]
+LEVELS: list[Level] = [
     *(("gaussian", gamma, None) for gamma in (0.5, 1.0, 1.5, 2.0, 3.0)),
     *(("uniform", gamma, None) for gamma in (0.5, 1.0, 1.5, 2.0, 3.0)),
     *(("discrete", 1.8 + 3 * share, share) for share in (0.05, 0.1, 0.25, 0.5, 0.75)),
 ]
 
 
-def full_results(arms: tuple[str, ...] = ("erm", "descent", "deep-supervision"), seeds: int = 2) -> dict[str, Any]:
-    """Every field filled: arms x seeds, three kinds of noise, history, frontier, cost."""
+def full_results(
+    arms: tuple[str, ...] = ("erm", "descent", "deep-supervision"),
+    seeds: int = 2,
+    kinds: tuple[str, ...] = ("gaussian", "uniform", "discrete"),
+) -> dict[str, Any]:
+    """Every field filled: arms x seeds, kinds of noise, history, frontier, cost."""
+    levels = [("none", 0.0, None), *(level for level in LEVELS if level[0] in kinds)]
     return {
         "experiment": "fixture",
         "title": "Made-up numbers: MiniLM on IMDb",
@@ -53,11 +59,16 @@ def full_results(arms: tuple[str, ...] = ("erm", "descent", "deep-supervision"),
         "arms": {arm: _settings(arm) for arm in arms},
         "constant_loss": 0.6931,
         "duplicates": {"train": 0, "test": 3, "both": 1},
-        "runs": [_run(arm, seed) for arm in arms for seed in range(seeds)],
-        "paired": [_paired(arm, *level, seeds) for arm in arms[1:] for level in [("none", 0.0, None), *LEVELS]],
+        "runs": [_run(arm, seed, levels) for arm in arms for seed in range(seeds)],
+        "paired": [_paired(arm, *level, seeds) for arm in arms[1:] for level in levels],
+        "auc": [
+            _area(arm, kind, upto)
+            for arm in arms
+            for kind, upto in (("gaussian", 3.0), ("uniform", 3.0), ("discrete", 0.75))
+        ],
         "trivial": [
             {"name": "majority", "kind": kind, "gamma": gamma, "share": share, "value": 0.502}
-            for kind, gamma, share in [("none", 0.0, None), *LEVELS]
+            for kind, gamma, share in levels
         ],
         "frontier": [
             {"step": step, "weight_decay": decay, **_checkpoint(step, decay, kind, gamma)}
@@ -125,7 +136,7 @@ def _settings(arm: str) -> dict[str, Any]:
     return settings[arm]
 
 
-def _run(arm: str, seed: int) -> dict[str, Any]:
+def _run(arm: str, seed: int, levels: list[Level]) -> dict[str, Any]:
     rng = random.Random(f"{arm} {seed}")
     losses = [round(loss + rng.gauss(0, 0.004) * (layer > 0), 5) for layer, loss in enumerate(FINAL[arm])]
     constrained = arm == "descent"
@@ -155,7 +166,7 @@ def _run(arm: str, seed: int) -> dict[str, Any]:
             "calibrated": arm in ("descent", "deep-supervision"),
         },
         "flags": ["cliff: the last layer does 88 % of the descent"] if arm == "erm" else [],
-        "noise": [_noise(arm, rng, *level) for level in [("none", 0.0, None), *LEVELS]],
+        "noise": [_noise(arm, rng, *level) for level in levels],
         "step_time_ratio": {"erm": 1.0, "descent": 1.021}.get(arm),
         "peak_memory_ratio": {"erm": 1.0, "descent": 1.008}.get(arm),
         "seconds": 118.0 + 3 * seed,
@@ -170,7 +181,16 @@ def _value(arm: str, kind: str, gamma: float, share: float | None) -> float:
 
 def _noise(arm: str, rng: random.Random, kind: str, gamma: float, share: float | None) -> dict[str, Any]:
     value = round(_value(arm, kind, gamma, share) + rng.gauss(0, 0.004), 4)
-    return {"kind": kind, "gamma": gamma, "share": share, "value": value, "layer_losses": FINAL[arm]}
+    row = {"kind": kind, "gamma": gamma, "share": share, "value": value, "layer_losses": FINAL[arm]}
+    return row | {"realised_share": share and share + 0.004}
+
+
+def _area(arm: str, kind: str, upto: float) -> dict[str, Any]:
+    area: dict[str, Any] = {"arm": arm, "kind": kind, "upto": upto, "value": CLEAN[arm] - 0.06 + ROBUST[arm] / 2}
+    if arm == "erm":
+        return area
+    difference = CLEAN[arm] - CLEAN["erm"] + ROBUST[arm] / 2
+    return area | {"against": "erm", "difference": difference, "ci95": [difference - 0.009, difference + 0.009]}
 
 
 def _paired(arm: str, kind: str, gamma: float, share: float | None, seeds: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from layerdescent.report.summary import (
     constant_loss,
     layer_band,
     layer_means,
+    loss_digits,
     noise_axes,
     noise_band,
     noise_values,
@@ -83,19 +84,19 @@ def layer_losses(results: Results, *, narrow: bool) -> Figure | None:
     if not bands:
         return None
     figure, [[axes]] = _panels(1, 1, narrow=narrow, height=4.7 if not narrow else 4.1)
-    look = looks(results)
+    look, digits = looks(results), loss_digits(results)
     ends = []
     for arm, band in bands.items():
         _line(axes, band, look[arm], narrow=narrow)
         calibrated = layer_means(results, arm, lambda run: run.calibrated_losses.get("test"))
         if calibrated:
             axes.plot(list(calibrated), list(calibrated.values()), ":", color=look[arm].colour, linewidth=1.1)
-        ends.append(_End(f"{arm}  {number(band.mean[-1], 3)}", band.x[-1], band.mean[-1], look[arm].colour))
+        ends.append(_End(f"{arm}  {number(band.mean[-1], digits)}", band.x[-1], band.mean[-1], look[arm].colour))
     deepest = max(band.x[-1] for band in bands.values())
     constant = constant_loss(results)
     if constant is not None:
         axes.axhline(constant, color=FAINT, linestyle=(0, (5, 3)), linewidth=1.1, zorder=1)
-        ends.append(_End(f"best constant\npredictor  {number(constant, 3)}", deepest, constant, FAINT))
+        ends.append(_End(f"best constant\npredictor  {number(constant, digits)}", deepest, constant, FAINT))
     values = [value for band in bands.values() for value in band.mean]
     if min(values) > 0 and max(values) > 20 * min(values):
         axes.set_yscale("log")
@@ -308,7 +309,17 @@ def _values(axes: Axes, results: Results, noise: NoiseAxis, look: dict[str, Look
             _line(axes, _scaled(band, along_x, along_y), look[arm], narrow=False)
     for name, path in _trivial_paths(results, noise).items():
         x, y = [along_x * level for level, _ in path], [along_y * value for _, value in path]
-        axes.plot(x, y, color=FAINT, linestyle=(0, (5, 3)), linewidth=1.1, zorder=1)
+        alone = len(x) == 1
+        axes.plot(
+            x,
+            y,
+            color=FAINT,
+            linestyle=(0, (5, 3)),
+            linewidth=1.1,
+            marker="_" if alone else "",
+            markersize=14,
+            zorder=1,
+        )
         axes.annotate(name, (x[0], y[0]), (2, 3), textcoords="offset points", color=FAINT, fontsize=8.5)
 
 

@@ -39,8 +39,8 @@ def _ramp(first: float, last: float) -> list[str]:
 
 
 # Deep layers stand out: dark on a light page, bright on a dark one.
-_LAYERS = _ramp(0.82, 0.0)
-_DARK |= dict(zip(_LAYERS, _ramp(0.22, 1.0), strict=True))
+_LAYERS = _ramp(0.72, 0.0)
+_DARK |= dict(zip(_LAYERS, _ramp(0.35, 1.0), strict=True))
 
 STYLE: dict[Any, Any] = {
     "font.family": [
@@ -93,6 +93,9 @@ def inline_svg(document: str, name: str, label: str) -> str:
     """An SVG document as an element of the page: inks as CSS variables, ids unique there, sized by its container."""
     view_box = re.search(r'viewBox="[^"]+"', document)
     body = document[document.index(">", document.index("<svg")) + 1 :]
+    body = re.sub(
+        r"<style.*?</style>", "", body, flags=re.DOTALL
+    )  # it would hold for the whole page, which has its own
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', body))
     body = re.sub(r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", body)
     body = re.sub(r'(url\(#|href="#)', lambda found: f"{found[1]}{name}-", body).replace("xlink:href", "href")

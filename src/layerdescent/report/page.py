@@ -72,6 +72,7 @@ def write_report(results: Source | Sequence[Source], folder: Path | str) -> Path
 
 def _view(results: Results, folder: Path, prefix: str) -> dict[str, Any]:
     """Everything the template shows of one experiment."""
+    duplicates = results.data.get("duplicates") if results.duplicates is None else results.duplicates
     shared, own = words.split_settings(results.arms)
     drawn = {figure.name.removeprefix(prefix): figure for figure in _figures(results, folder, prefix)}
     return {
@@ -95,12 +96,8 @@ def _view(results: Results, folder: Path, prefix: str) -> dict[str, Any]:
         "cost_table": tables.cost_table(results),
         "cost": list(tables.flatten(results.cost or {})),
         "environment": list(tables.flatten(results.environment)),
-        "data": list(tables.flatten(results.data)),
-        "duplicates": list(
-            tables.flatten(results.duplicates, "" if isinstance(results.duplicates, dict) else "duplicates")
-        )
-        if results.duplicates is not None
-        else [],
+        "data": list(tables.flatten({name: value for name, value in results.data.items() if name != "duplicates"})),
+        "duplicates": list(tables.flatten(duplicates)) if duplicates is not None else [],
         "recipe": yaml.safe_dump(results.recipe, sort_keys=False, allow_unicode=True, width=100)
         if results.recipe
         else "",

@@ -49,7 +49,7 @@ class NoiseValue(_Part):
     gamma: float | None = None
     share: float | None = None
     value: float | None = None
-    ci95: tuple[float, float] | None = None
+    realised_share: float | None = None
 
 
 class History(_Part):
@@ -150,6 +150,18 @@ class Paired(_Part):
     method: str | None = None
 
 
+class Area(_Part):
+    """The mean of one arm's metric over the levels of one noise, from none up to `upto`, and its paired difference."""
+
+    arm: str
+    kind: str
+    upto: float | None = None
+    value: float | None = None
+    against: str | None = None
+    difference: float | None = None
+    ci95: tuple[float, float] | None = None
+
+
 class Trivial(_Part):
     """What a predictor that learned nothing reaches; without a kind it holds for every noise."""
 
@@ -192,6 +204,7 @@ class Results(_Part):
     constant_loss: float | None = None
     runs: list[Run]
     paired: list[Paired] = []
+    auc: list[Area] = []
     trivial: list[Trivial] = []
     frontier: list[FrontierPoint] = []
     cost: dict[str, Any] | None = None

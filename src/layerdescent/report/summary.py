@@ -1,12 +1,13 @@
 """Numbers of several runs brought together: means over seeds with their range, pure functions of `Results`."""
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from layerdescent.report.results import FrontierPoint, NoiseValue, Paired, Results, Run, Trivial
+from layerdescent.report.results import Area, FrontierPoint, NoiseValue, Paired, Results, Run, Trivial
 
 
 class NoiseAxis(NamedTuple):
@@ -55,7 +56,8 @@ class Band:
     high: tuple[float, ...] | None
 
 
-def _mean(values: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
     return sum(values) / len(values)
 
 
@@ -63,7 +65,7 @@ def _band(samples: Mapping[float, list[float]], with_range: bool) -> Band:
     x = tuple(sorted(samples))
     return Band(
         x,
-        tuple(_mean(samples[at]) for at in x),
+        tuple(mean(samples[at]) for at in x),
         tuple(min(samples[at]) for at in x) if with_range else None,
         tuple(max(samples[at]) for at in x) if with_range else None,
     )
@@ -91,7 +93,7 @@ def layer_means(results: Results, arm: str, values_of: Callable[[Run], list[floa
     for run in results.runs_of(arm):
         for layer, value in run.by_layer(values_of(run)).items():
             samples[layer].append(value)
-    return {layer: _mean(samples[layer]) for layer in sorted(samples)}
+    return {layer: mean(samples[layer]) for layer in sorted(samples)}
 
 
 def noise_values(results: Results, arm: str) -> dict[Condition, list[float]]:
@@ -103,7 +105,7 @@ def noise_values(results: Results, arm: str) -> dict[Condition, list[float]]:
             if row.value is not None:
                 draws[condition_of(row)].append(row.value)
         for condition, values in draws.items():
-            found[condition].append(_mean(values))
+            found[condition].append(mean(values))
     return dict(found)
 
 
@@ -130,6 +132,13 @@ def noise_axes(results: Results) -> list[NoiseAxis]:
     return list(dict.fromkeys(NoiseAxis(one.kind, one.by_share) for one in conditions(results) if one.kind != "none"))
 
 
+def area_text(results: Results, area: Area) -> str:
+    """Over which levels an area averages."""
+    by_share = any(axis.by_share for axis in noise_axes(results) if axis.kind == area.kind)
+    levels = f"{100 * (area.upto or 0.0):g} % of tokens" if by_share else f"γ = {area.upto or 0.0:g}"
+    return f"{area.kind}, mean up to {levels}"
+
+
 def trivial_values(results: Results, condition: Condition) -> dict[str, float]:
     """What each trivial predictor reaches under one noise."""
     return {
@@ -153,7 +162,13 @@ def constant_loss(results: Results) -> float | None:
     if results.constant_loss is not None:
         return results.constant_loss
     stored = [run.constant_loss for run in results.runs if run.constant_loss is not None]
-    return _mean(stored) if stored else None
+    return mean(stored) if stored else None
+
+
+def loss_digits(results: Results) -> int:
+    """Decimals that show a loss to three digits or so: losses of regressions can be small."""
+    losses = [abs(loss) for run in results.runs for loss in run.layer_losses.get("test") or [] if loss]
+    return max(3, 2 - math.floor(math.log10(max(losses)))) if losses else 3
 
 
 def rising_layers(losses: Mapping[int, float]) -> list[int]:
@@ -166,7 +181,7 @@ def rising_layers(losses: Mapping[int, float]) -> list[int]:
     return [after for before, after in pairwise(layers) if losses[after] >= losses[before]]
 
 
-def sign(row: Paired, lower_is_better: bool) -> int:
+def sign(row: Paired | Area, lower_is_better: bool) -> int:
     """1 where the interval of a paired difference says better, -1 where it says worse, 0 where it includes 0."""
     if row.ci95 is None or row.ci95[0] <= 0 <= row.ci95[1]:
         return 0
@@ -182,7 +197,7 @@ def beyond_frontier(results: Results, arm: str) -> dict[Condition, bool]:
     for condition in dict.fromkeys(condition_of(point) for point in results.frontier):
         if clean is None or condition not in values:
             continue
-        x, y = turn * _mean(clean), turn * _mean(values[condition])
+        x, y = turn * mean(clean), turn * mean(values[condition])
         answer[condition] = not any(
             turn * point.in_distribution >= x and turn * point.value >= y
             for point in results.frontier

@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from layerdescent.report.results import Results
+from layerdescent.report.results import Area, Paired, Results
 from layerdescent.report.summary import (
-    Condition,
+    area_text,
     best_trivial,
     condition_of,
     conditions,
     layer_means,
+    loss_digits,
+    mean,
     noise_values,
     sign,
 )
@@ -41,18 +43,19 @@ def _table(caption: str, header: list[str], rows: list[list[str]]) -> Table | No
 
 def layer_table(results: Results, arm: str) -> Table | None:
     """Everything known per layer of one arm, averaged over seeds; columns without numbers are left out."""
+    digits = loss_digits(results)
     columns = {
-        "loss": (layer_means(results, arm, lambda run: run.layer_losses.get("test")), 1.0, 3),
-        "recalibrated loss": (layer_means(results, arm, lambda run: run.calibrated_losses.get("test")), 1.0, 3),
+        "loss": (layer_means(results, arm, lambda run: run.layer_losses.get("test")), 1.0, digits),
+        "recalibrated loss": (layer_means(results, arm, lambda run: run.calibrated_losses.get("test")), 1.0, digits),
         "accuracy (%)": (layer_means(results, arm, lambda run: run.accuracies.get("test")), 100.0, 1),
-        "violation": (layer_means(results, arm, lambda run: run.violations.get("test")), 1.0, 3),
-        "inflation": (layer_means(results, arm, lambda run: run.inflation), 1.0, 3),
+        "violation": (layer_means(results, arm, lambda run: run.violations.get("test")), 1.0, digits),
+        "inflation": (layer_means(results, arm, lambda run: run.inflation), 1.0, digits),
         "share of descent (%)": (layer_means(results, arm, lambda run: run.log_share), 100.0, 0),
     }
     filled = {name: column for name, column in columns.items() if column[0]}
     layers = sorted({layer for values, _, _ in filled.values() for layer in values})
     rows = [
-        [str(layer), *(_scaled(values.get(layer), scale, digits) for values, scale, digits in filled.values())]
+        [str(layer), *(_scaled(values.get(layer), scale, places) for values, scale, places in filled.values())]
         for layer in layers
     ]
     return _table(arm, ["layer", *filled], rows)
@@ -65,34 +68,32 @@ def value_table(results: Results) -> Table | None:
     arms = [arm for arm in results.arm_names if values[arm]]
     rows = []
     for condition in conditions(results):
-        cells = [_with_range(values[arm].get(condition, []), unit.scale, unit.digits) for arm in arms]
-        trivial = best_trivial(results, condition)
-        if any(cell != number(None, 0) for cell in cells):
-            rows.append(
-                [condition.text, *cells, f"{unit.value(trivial[1])} ({trivial[0]})" if trivial else number(None, 0)]
-            )
-    return _table(f"Test {unit.axis}", ["noise", *arms, "best trivial predictor"], rows)
+        if any(condition in values[arm] for arm in arms):
+            cells = [_with_range(values[arm].get(condition, []), unit.scale, unit.digits) for arm in arms]
+            trivial = best_trivial(results, condition)
+            rows.append([condition.text, *cells, f"{unit.value(trivial[1])} ({trivial[0]})" if trivial else "–"])
+    for name, areas in _areas(results).items():
+        rows.append([name, *(unit.value(areas[arm].value) if arm in areas else "–" for arm in arms), "–"])
+    realised = _realised_shares(results)
+    caption = f"Test {unit.axis}." + (f" Tokens really replaced: {realised}." if realised else "")
+    return _table(caption, ["noise", *arms, "best trivial predictor"], rows)
 
 
 def paired_table(results: Results) -> Table | None:
     """Paired differences with their intervals, one row a noise, and what each says in words."""
     unit = UNITS[results.metric]
-    cells: dict[tuple[str, str], dict[Condition, list[Cell]]] = {}
+    columns: dict[tuple[str, str], dict[str, Paired | Area]] = {}
     for row in results.paired:
-        direction = sign(row, results.lower_is_better)
-        interval = f" ({unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])})" if row.ci95 else ""
-        words = {1: "▲ better", -1: "▼ worse", 0: "no clear difference"}[direction] if row.ci95 else "no interval"
-        cells.setdefault((row.arm, row.against), {})[condition_of(row)] = [
-            Cell(unit.difference(row.difference) + interval),
-            Cell(words, {1: "better", -1: "worse", 0: ""}[direction]),
-        ]
+        columns.setdefault((row.arm, row.against), {})[condition_of(row).text] = row
+    for name, areas in _areas(results).items():
+        for area in areas.values():
+            if area.against is not None:
+                columns.setdefault((area.arm, area.against), {})[name] = area
+    names = [*(condition.text for condition in conditions(results)), *_areas(results)]
     rows = [
-        [
-            Cell(condition.text),
-            *(cell for column in cells.values() for cell in column.get(condition, [Cell("–"), Cell("")])),
-        ]
-        for condition in conditions(results)
-        if any(condition in column for column in cells.values())
+        [Cell(name), *(cell for column in columns.values() for cell in _difference_cells(results, column.get(name)))]
+        for name in names
+        if any(name in column for column in columns.values())
     ]
     if not rows:
         return None
@@ -100,8 +101,38 @@ def paired_table(results: Results) -> Table | None:
         f"Paired differences in {unit.name} ({unit.of_difference}), 95 % intervals in brackets. {paired_note(results)}"
     )
     return Table(
-        caption, ["noise", *(text for arm, against in cells for text in (f"{arm} − {against}", "in words"))], rows
+        caption, ["noise", *(text for arm, against in columns for text in (f"{arm} − {against}", "in words"))], rows
     )
+
+
+def _difference_cells(results: Results, row: Paired | Area | None) -> list[Cell]:
+    unit = UNITS[results.metric]
+    if row is None or row.difference is None:
+        return [Cell("–"), Cell("")]
+    if row.ci95 is None:
+        return [Cell(unit.difference(row.difference)), Cell("no interval")]
+    words, tone = {1: ("▲ better", "better"), -1: ("▼ worse", "worse"), 0: ("no clear difference", "")}[
+        sign(row, results.lower_is_better)
+    ]
+    interval = f"({unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])})"
+    return [Cell(f"{unit.difference(row.difference)} {interval}"), Cell(words, tone)]
+
+
+def _areas(results: Results) -> dict[str, dict[str, Area]]:
+    """The means over noise levels, by their name and then by arm."""
+    found: dict[str, dict[str, Area]] = {}
+    for area in results.auc:
+        found.setdefault(area_text(results, area), {})[area.arm] = area
+    return found
+
+
+def _realised_shares(results: Results) -> str:
+    shares: dict[float, list[float]] = {}
+    for run in results.runs:
+        for row in run.noise:
+            if row.share is not None and row.realised_share is not None:
+                shares.setdefault(row.share, []).append(row.realised_share)
+    return ", ".join(f"{100 * mean(shares[asked]):.1f} % for {100 * asked:g} %" for asked in sorted(shares))
 
 
 def cost_table(results: Results) -> Table | None:
@@ -122,23 +153,23 @@ def cost_table(results: Results) -> Table | None:
 
 
 def flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as (dotted name, text) pairs.
+    """Nested facts as (name, text) pairs, names made readable.
 
     >>> list(flatten({"rows": {"train": 3200}, "kinds": ["a", "b"], "none": None}))
-    [('rows.train', '3200'), ('kinds', 'a, b'), ('none', '–')]
+    [('rows train', '3200'), ('kinds', 'a, b'), ('none', '–')]
     """
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from flatten(item, f"{name}.{key}" if name else str(key))
+            yield from flatten(item, f"{name} {key}".replace("_", " ").strip())
     elif isinstance(value, list | tuple) and any(isinstance(item, dict | list | tuple) for item in value):
         for place, item in enumerate(value):
-            yield from flatten(item, f"{name}[{place}]")
+            yield from flatten(item, f"{name} {place + 1}")
     elif isinstance(value, list | tuple):
         yield name, ", ".join(str(item) for item in value) or number(None, 0)
     elif isinstance(value, float):
-        yield name, f"{value:.4g}"
+        yield name or "value", f"{value:.4g}"
     else:
-        yield name, number(None, 0) if value is None else str(value)
+        yield name or "value", number(None, 0) if value is None else str(value)
 
 
 def _scaled(value: float | None, scale: float, digits: int) -> str:

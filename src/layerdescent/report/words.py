@@ -4,13 +4,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from layerdescent.report.results import Results, Run
+from layerdescent.report.results import Area, Paired, Results, Run
 from layerdescent.report.summary import (
     Condition,
+    area_text,
     best_trivial,
     beyond_frontier,
+    condition_of,
     conditions,
     layer_means,
+    loss_digits,
+    mean,
     noise_values,
     rising_layers,
     sign,
@@ -186,24 +190,30 @@ def _word_text(runs: Sequence[Run], word: str) -> str:
 
 def quality_sentences(results: Results, arm: str) -> list[str]:
     """One arm against the baseline: its price without noise, its gains and losses under noise, and the frontier."""
-    unit, sentences = UNITS[results.metric], []
     rows = [row for row in results.paired if row.arm == arm and row.difference is not None and row.ci95 is not None]
-    for row in rows:
-        if row.kind == "none" and row.ci95 is not None:
-            verdict = {1: "better", -1: "worse", 0: "no clear difference"}[sign(row, results.lower_is_better)]
-            interval = f"{unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])}"
-            sentences.append(
-                f"Without noise, against {row.against}: {unit.difference(row.difference)} {unit.of_difference} "
-                f"(95 % interval {interval}), {verdict}."
-            )
-    noisy = [row for row in rows if row.kind != "none" and (row.gamma != 0 or row.share is not None)]
+    sentences = [
+        f"Without noise, against {row.against}: {_difference_text(results, row)}." for row in rows if row.kind == "none"
+    ]
+    noisy = [row for row in rows if row.kind != "none" and condition_of(row).level > 0]
     if noisy:
         signs = [sign(row, results.lower_is_better) for row in noisy]
         sentences.append(
             f"Under noise, against {noisy[0].against}: better in {signs.count(1)}, worse in {signs.count(-1)}, "
             f"no clear difference in {signs.count(0)} of {_counted(len(noisy), 'condition')}."
         )
+    areas = [area for area in results.auc if area.arm == arm and area.difference is not None and area.ci95 is not None]
+    if areas:
+        differences = "; ".join(f"{area_text(results, area)}: {_difference_text(results, area)}" for area in areas)
+        sentences.append(f"{differences[:1].upper()}{differences[1:]}.")
     return sentences + _frontier_sentence(results, arm)
+
+
+def _difference_text(results: Results, row: Paired | Area) -> str:
+    unit = UNITS[results.metric]
+    low, high = row.ci95 or (None, None)
+    verdict = {1: "better", -1: "worse", 0: "no clear difference"}[sign(row, results.lower_is_better)]
+    interval = f"95 % interval {unit.difference(low)} to {unit.difference(high)}"
+    return f"{unit.difference(row.difference)} {unit.of_difference} ({interval}), {verdict}"
 
 
 def _frontier_sentence(results: Results, arm: str) -> list[str]:
@@ -222,19 +232,15 @@ def _counted(count: int, noun: str) -> str:
 
 
 def trivial_sentences(results: Results) -> list[str]:
-    """Where every arm loses to a predictor that has learned nothing."""
+    """Where no arm is better than a predictor that has learned nothing."""
     lost: dict[str, list[Condition]] = {}
     for condition in conditions(results):
         trivial = best_trivial(results, condition)
-        values = [v for arm in results.arm_names for v in noise_values(results, arm).get(condition, [])]
-        if (
-            trivial
-            and values
-            and all((v > trivial[1]) if results.lower_is_better else (v < trivial[1]) for v in values)
-        ):
+        means = [mean(found) for arm in results.arm_names if (found := noise_values(results, arm).get(condition))]
+        if trivial and means and (min(means) >= trivial[1] if results.lower_is_better else max(means) <= trivial[1]):
             lost.setdefault(trivial[0], []).append(condition)
     return [
-        f"Every arm loses to the trivial predictor “{name}” under {join([one.text for one in where])}."
+        f"No arm beats the trivial predictor “{name}” under {join([one.text for one in where])}."
         for name, where in lost.items()
     ]
 
@@ -280,7 +286,7 @@ def _inflation_sentence(results: Results, arm: str) -> list[str]:
     worst = max(inflation, key=lambda layer: inflation[layer])
     if inflation[worst] <= 0:
         return ["No layer is inflated."]
-    return [f"Largest inflation: {number(inflation[worst], 3)} at layer {worst}."]
+    return [f"Largest inflation: {number(inflation[worst], loss_digits(results))} at layer {worst}."]
 
 
 def flag_sentences(results: Results) -> list[tuple[str, str]]:

