@@ -1,0 +1,78 @@
+"""The benchmarks run and write what they promise; their numbers mean nothing on a toy model."""
+
+import json
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import step_cost
+
+
+def settings(*arguments: str) -> step_cost.Settings:
+    return step_cost.parse(["--quick", *arguments])[0]
+
+
+def test_step_cost_writes_its_ratios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Five fresh processes take longer to start than everything else here; one is started below.
+    monkeypatch.setattr(step_cost, "measure_memory", lambda _: {arm: [100 + len(arm)] for arm in step_cost.ARMS})
+    step_cost.main(["--quick", "--output", str(tmp_path / "results" / "cost.json")])
+    found = json.loads((tmp_path / "results" / "cost.json").read_text())
+    arms = found["arms"]
+    assert set(arms) == {"erm", "profiled", "descent", "naive", "freelb"}
+    assert arms["erm"]["step_time_ratio"] == arms["erm"]["peak_memory_ratio"] == 1
+    assert found["step_time_ratio"] == arms["descent"]["step_time_ratio"] > 0
+    assert found["peak_memory_ratio"] == pytest.approx(107 / 103)
+    for row in arms.values():
+        seconds = row["step_seconds"]
+        assert 0 < seconds["quartile_low"] <= seconds["median"] <= seconds["quartile_high"]
+        assert seconds["n"] == 2  # of two rounds of three: neither the first round nor a block's first step counts
+    assert {arm for arm, row in arms.items() if row["active_multipliers"] is not None} == {"descent", "naive"}
+    assert found["environment"]["torch"]
+    assert found["settings"]["seed"] == 0
+    assert "descent" in capsys.readouterr().out
+
+
+def test_peak_memory_of_a_fresh_process_is_above_nothing() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert pool.submit(step_cost.peak_memory, "descent", settings()).result() > 0
+
+
+def test_the_naive_loop_minimises_what_the_package_does(tmp_path: Path) -> None:
+    """Same model, same multipliers, dropout off: equal Lagrangians and equal gradients."""
+    gradients = []
+    for arm in ("descent", "naive"):
+        trainer = step_cost.build_trainer(arm, settings(), str(tmp_path))
+        multipliers = trainer.multipliers  # type: ignore[attr-defined]  # both arms have some
+        multipliers.values.fill_(1.0)
+        for module in trainer.model.modules():  # type: ignore[union-attr]
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        batches, count = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, torch.device("cpu"))
+        trainer.training_step(trainer.model, batches[0], count)  # type: ignore[arg-type]
+        gradients.append({n: p.grad for n, p in trainer.model.named_parameters()})  # type: ignore[union-attr]
+    ours, naive = gradients
+    assert ours.keys() == naive.keys()
+    for name, gradient in ours.items():
+        assert gradient is not None
+        torch.testing.assert_close(gradient, naive[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("arm", ["freelb", "erm"])
+def test_adversarial_steps_are_three_passes_of_a_perturbed_embedding(arm: str, tmp_path: Path) -> None:
+    trainer = step_cost.build_trainer(arm, settings(), str(tmp_path))
+    passes = []
+    trainer.model.register_forward_hook(lambda *_: passes.append(1))  # type: ignore[union-attr]
+    trainer.train()
+    steps = settings().steps + 1
+    assert len(passes) == steps * (step_cost.ASCENT_STEPS if arm == "freelb" else 1)
+
+
+def test_an_unknown_arm_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no arm is called 'sgd': choose from erm"):
+        step_cost.build_trainer("sgd", settings(), str(tmp_path))
