@@ -134,8 +134,8 @@ class _Watch:
         # Multiple choice flattens (batch, choices, length) into rows; any other change is not ours to guess.
         if given is None or given.numel() != ids.numel() or not torch.equal(given.reshape(ids.shape), ids):
             raise InputError(
-                f"the word embedding was asked for ids of shape {tuple(ids.shape)} that are not the input_ids the model "
-                "was given, so padding and positions are unknown: perturbations do not support this model"
+                f"the word embedding was asked for ids of shape {tuple(ids.shape)} that are not the input_ids the "
+                "model was given, so padding and positions are unknown: perturbations do not support this model"
             )
         for each in self.forwards:
             each.looked_up = True

@@ -22,6 +22,7 @@ from layerdescent.perturbation.vocabulary import (
     pad_id,
     special_ids,
     word_embedding,
+    word_rows,
 )
 
 
@@ -208,12 +209,7 @@ class Perturbation:
         if self.special_tokens and self.kind != "discrete":
             return [], torch.empty(0, dtype=torch.bool)
         special = special_ids(model, tokenizer)
-        weight: Tensor = embedding.weight  # type: ignore[assignment]
-        allowed = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
-        allowed[[i for i in special if i < len(allowed)]] = False
-        if hasattr(tokenizer, "__len__"):
-            allowed[len(tokenizer) :] = False  # rows that only round the matrix up to a convenient size
-        return ([] if self.special_tokens else special), allowed
+        return ([] if self.special_tokens else special), word_rows(embedding, special, tokenizer)
 
 
 def _is_number(value: object) -> bool:

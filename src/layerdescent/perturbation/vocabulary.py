@@ -103,6 +103,16 @@ def special_ids(model: nn.Module, tokenizer: Any = None) -> list[int]:
     return sorted(i for i in ids if i >= 0)
 
 
+def word_rows(embedding: nn.Module, special: list[int], tokenizer: Any = None) -> Tensor:
+    """Return a (V,) mask of the rows that are words: not special, and known to the tokenizer if there is one."""
+    weight: Tensor = embedding.weight  # type: ignore[assignment]
+    words = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
+    words[[i for i in special if i < len(words)]] = False
+    if hasattr(_text_tokenizer(tokenizer), "__len__"):
+        words[len(_text_tokenizer(tokenizer)) :] = False  # rows that only round the matrix up to a convenient size
+    return words
+
+
 def nearest_rows(points: Tensor, table: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
     """Find the allowed row of the table that is nearest to each point, exactly.
 
