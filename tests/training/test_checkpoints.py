@@ -84,7 +84,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, straight: tuple[DescentTr
     ids=str,
 )
 def test_so_is_every_other_kind(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """With 14 rows a step an epoch has three steps: the checkpoint falls on its end, and holds the epoch's dual step."""
+    """With 14 rows a step an epoch has three steps: a checkpoint at its end holds the epoch's dual step."""
     whole = six_steps(tmp_path / "whole", **settings)
     shutil.copytree(tmp_path / "whole" / "checkpoint-3", tmp_path / "again" / "checkpoint-3")
     resumed = six_steps(tmp_path / "again", resume=True, **settings)
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_noticed(
         return
     assert problem is not None
     assert name in problem or "weights" in problem
-    with pytest.raises(RunError, match="cannot resume from .*checkpoint-6"):
+    with pytest.raises(RunError, match=r"cannot resume from .*checkpoint-6"):
         six_steps(tmp_path, resume=str(copy))
 
 
@@ -164,7 +164,7 @@ def test_nothing_to_resume_from_is_said(tmp_path: Path) -> None:
 
 def test_multipliers_of_other_constraints_are_refused(tmp_path: Path, straight: tuple[DescentTrainer, Path]) -> None:
     _, folder = straight
-    with pytest.raises(RunError, match="multipliers' values has shape .*same constraints|these constraints need"):
+    with pytest.raises(RunError, match=r"multipliers' values has shape \(3,\), these constraints need \(1,\)"):
         six_steps(tmp_path, resume=str(folder / "checkpoint-3"), grid=[0, 3])
 
 
@@ -195,9 +195,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(
-        RunError, match="the checkpoint of step 3 could not be saved in .*No space left on device.*resume"
-    ):
+    with pytest.raises(RunError, match=r"step 3 could not be saved in .*No space left on device.*resume"):
         six_steps(tmp_path)
 
 
@@ -231,6 +229,7 @@ def test_a_run_killed_in_the_middle_of_a_save_goes_on(tmp_path: Path, straight: 
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
         capture_output=True,
         text=True,
+        check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert (tmp_path / "checkpoint-6" / "optimizer.pt").is_file()

@@ -14,7 +14,8 @@ from tests.training.tiny import make_trainer
 
 
 def config(**settings: Any) -> DescentConfig:
-    return DescentConfig(**({"output_dir": "run", "use_cpu": True} | settings))
+    given: dict[str, Any] = {"output_dir": "run", "use_cpu": True}
+    return DescentConfig(**(given | settings))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,12 @@ def test_nothing_is_lost_on_the_way_through_json(tmp_path: Path) -> None:
 
 
 def test_under_constraints_the_best_checkpoint_is_the_best_feasible_one() -> None:
-    strategy = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 500}
+    strategy: dict[str, Any] = {
+        "load_best_model_at_end": True,
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "eval_steps": 500,
+    }
     assert config(**strategy).metric_for_best_model == "descent_score"
     assert config(**strategy).greater_is_better is False
     assert config(**strategy, objective="erm").metric_for_best_model == "loss"

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from layerdescent.readout import Readout
 from layerdescent.training.losses import count_items
@@ -18,13 +19,15 @@ CLASS_WEIGHTS = torch.tensor([1.0, 5.0, 0.2])
 
 def weighted_mean(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
     """Class weights, as most people write them: a mean that ignores the count."""
-    return F.cross_entropy(outputs.logits, labels, weight=CLASS_WEIGHTS)
+    return functional.cross_entropy(outputs.logits, labels, weight=CLASS_WEIGHTS)
 
 
 def weighted_sum(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
     """Class weights, as transformers asks for them: a sum over the count of the whole batch."""
     assert num_items_in_batch is not None
-    return F.cross_entropy(outputs["logits"], labels, weight=CLASS_WEIGHTS, reduction="sum") / num_items_in_batch
+    return (
+        functional.cross_entropy(outputs["logits"], labels, weight=CLASS_WEIGHTS, reduction="sum") / num_items_in_batch
+    )
 
 
 def layer_logits(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -41,7 +44,8 @@ def test_a_loss_function_acts_on_every_layer(tmp_path: Path, function: Callable[
     trainer = make_trainer(tmp_path, bert(dropout=0.0), rows(8), max_steps=1, given={"compute_loss_func": function})
     trainer.train()
     logits, labels = layer_logits()
-    expected = [function(type("Out", (dict,), {"logits": l})(logits=l), labels, torch.tensor(8)).item() for l in logits]
+    outputs = [SequenceClassifierOutput(logits=layer) for layer in logits]
+    expected = [function(output, labels, torch.tensor(8)).item() for output in outputs]
     assert trainer.descent_history[0]["layer_losses"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -49,7 +53,7 @@ def test_label_smoothing_acts_on_every_layer(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, bert(dropout=0.0), rows(8), max_steps=1, label_smoothing_factor=0.2)
     trainer.train()
     logits, labels = layer_logits()
-    expected = [F.cross_entropy(l, labels, label_smoothing=0.2).item() for l in logits]
+    expected = [functional.cross_entropy(layer, labels, label_smoothing=0.2).item() for layer in logits]
     assert trainer.descent_history[0]["layer_losses"] == pytest.approx(expected, rel=1e-5)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import TrainingArguments, ViTConfig, ViTForImageClassification
 
 from layerdescent.errors import InputError, NonFiniteLossError
 from layerdescent.readout import Readout
@@ -18,7 +18,7 @@ def trained(trainer: Any) -> dict[str, torch.Tensor]:
     return weights(trainer.model)
 
 
-@pytest.fixture()
+@pytest.fixture
 def erm(tmp_path: Path) -> dict[str, torch.Tensor]:
     """What transformers' Trainer makes of the tiny BERT, dropout on."""
     return trained(plain_trainer(tmp_path / "plain", bert()))
@@ -60,8 +60,8 @@ def test_an_image_model_is_trained_alike(tmp_path: Path) -> None:
             num_hidden_layers=2,
             num_attention_heads=2,
             intermediate_size=32,
-            num_labels=3,
             hidden_dropout_prob=0.1,
+            num_labels=3,  # type: ignore[call-arg]  # every config takes it
         )
         return ViTForImageClassification(config)
 
@@ -74,7 +74,7 @@ def test_an_image_model_is_trained_alike(tmp_path: Path) -> None:
     assert same(trained(make_trainer(tmp_path / "erm", vit(), data, given=given, objective="erm")), plain)
     constrained = make_trainer(tmp_path / "descent", vit(), data, given=given, dual_lr=1.0)
     assert not same(trained(constrained), plain)
-    with pytest.raises(InputError, match="objective 'noise'.*input_ids"):
+    with pytest.raises(InputError, match=r"objective 'noise'.*input_ids"):
         make_trainer(tmp_path / "noise", vit(), data, given=given, objective="noise").train()
 
 
@@ -146,7 +146,7 @@ def assert_alike(a: DescentTrainer, b: DescentTrainer) -> None:
         assert x["loss"] == pytest.approx(y["loss"], rel=1e-4)
 
 
-# 40 rows in steps of 16 end an epoch with 8 rows: two micro-batches of 4. 42 rows end it with 10: micro-batches of 4, 4 and 2.
+# 40 rows in steps of 16 end an epoch with two micro-batches of 4; 42 rows end it with micro-batches of 4, 4 and 2.
 @pytest.mark.parametrize("data", [48, 40, 42])
 @pytest.mark.parametrize("form", ["difference", "cumulative"])
 def test_accumulation_is_exact(tmp_path: Path, data: int, form: str) -> None:
@@ -216,7 +216,8 @@ def test_a_nan_stops_before_anything_is_learnt(tmp_path: Path, accumulation: int
     # The schedule of one step starts at the same learning rate.
     clean.train()
     with torch.no_grad():
-        clean.model.bert.embeddings.word_embeddings.weight[49] = torch.nan  # type: ignore[union-attr]
+        trained_model: Any = clean.model
+        trained_model.bert.embeddings.word_embeddings.weight[49] = torch.nan
     ours, theirs = weights(model), weights(clean.model)  # type: ignore[arg-type]
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=0, equal_nan=True)
@@ -283,10 +284,8 @@ def test_labels_are_needed(tmp_path: Path) -> None:
 
 
 def test_several_gpus_in_one_process_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import TrainingArguments
-
     monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda args: 2))
-    with pytest.raises(InputError, match="2 GPUs in one process.*torchrun"):
+    with pytest.raises(InputError, match=r"2 GPUs in one process.*torchrun"):
         make_trainer(tmp_path)
 
 

@@ -69,9 +69,9 @@ QUIET: dict[str, Any] = {
 def make_trainer(
     folder: Path,
     model: Any = None,
-    data: Rows | None = None,
-    cls: type[DescentTrainer] = DescentTrainer,
-    given: dict[str, Any] | None = None,
+    data: Any = None,
+    cls: Any = DescentTrainer,
+    given: Any = None,
     **settings: Any,
 ) -> DescentTrainer:
     """A DescentTrainer on the tiny BERT.
@@ -94,9 +94,7 @@ def make_trainer(
     return cls(**(arguments | (given or {})))
 
 
-def plain_trainer(
-    folder: Path, model: Any, data: Rows | None = None, given: dict[str, Any] | None = None, **settings: Any
-) -> Trainer:
+def plain_trainer(folder: Path, model: Any, data: Any = None, given: Any = None, **settings: Any) -> Trainer:
     """transformers' own Trainer on the same model, data and arguments."""
     arguments = {
         "model": model,

@@ -74,7 +74,7 @@ def problem_with(folder: str | os.PathLike[str], world_size: int = 1) -> str | N
         step = json.loads(state_file.read_text(encoding="utf-8"))["global_step"]
     except (ValueError, KeyError, TypeError):
         return "trainer_state.json is damaged"
-    if folder.name.rpartition("-")[2] != str(step):
+    if re.fullmatch(r"checkpoint-\d+", folder.name) and folder.name != f"checkpoint-{step}":
         return f"trainer_state.json is that of step {step}"
     sharded = any(path.is_dir() for path in folder.iterdir())  # as FSDP and DeepSpeed leave them
     if not sharded and not any(folder.glob("*model*.safetensors")) and not any(folder.glob("*model*.bin")):
@@ -82,7 +82,7 @@ def problem_with(folder: str | os.PathLike[str], world_size: int = 1) -> str | N
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.pt"), *folder.glob("*.pth"), *folder.glob("*.bin")]:
         if not (_is_safetensors(path) if path.suffix == ".safetensors" else zipfile.is_zipfile(path)):
             return f"{path.name} is damaged"
-    # With weights only (save_only_model) there is none of these; else all of them, or the run would go on as another one.
+    # With weights only (save_only_model) there is none of these; else all, or it would go on as another run.
     random_states = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
     state_files = ["optimizer.pt", "scheduler.pt", *random_states]
     missing = [name for name in state_files if not (folder / name).is_file()]

@@ -78,7 +78,7 @@ class DescentMixin(_Trainer):
     """
 
     # compute_loss weights every micro-batch by its share of the whole step.
-    loss_is_scaled_for_ga = True
+    loss_is_scaled_for_ga: bool | None = True
 
     constraints: DescentConstraints
     multipliers: Multipliers | None

@@ -97,6 +97,9 @@ def explain_growth(constraints: DescentConstraints, growing: list[int], multipli
         losses: recent layer losses F_0 … F_L.
     """
     layers = [constraints.nodes[j + 1] for j in growing]
-    named = f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
-    largest = max(multipliers[j].item() for j in growing)
-    return f"the multipliers of {named} only grow (now up to {largest:.3g}): {feasibility_advice(constraints, losses)}"
+    largest = f"{max(multipliers[j].item() for j in growing):.3g}"
+    if len(layers) == 1:
+        what = f"the multiplier of layer {layers[0]} only grows (now {largest})"
+    else:
+        what = f"the multipliers of layers {', '.join(map(str, layers))} only grow (now up to {largest})"
+    return f"{what}: {feasibility_advice(constraints, losses)}"
