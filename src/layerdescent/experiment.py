@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from tqdm.auto import tqdm
 from transformers import (
     AutoConfig,
@@ -40,7 +39,7 @@ from layerdescent.environment import describe_environment
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation import DescentProfile, SweepResult, descent_profile, robustness_sweep
 from layerdescent.files import read_json, write_json, write_text
-from layerdescent.recipes import Recipe
+from layerdescent.recipes import Recipe, load_recipe
 from layerdescent.training import DescentConfig, DescentTrainer, descent_history, last_complete_checkpoint
 from layerdescent.training.progress import DescentPrinter
 
@@ -174,11 +173,9 @@ def _claim(folder: Path, recipe: Recipe) -> None:
     stored = folder / "recipe.yaml"
     if stored.is_file():
         try:
-            earlier = Recipe.model_validate(yaml.safe_load(stored.read_text(encoding="utf-8")))
-        except (yaml.YAMLError, ValueError) as error:
-            raise RunError(
-                f"{stored} is damaged ({type(error).__name__}): use another --folder, or delete this one"
-            ) from None
+            earlier = load_recipe(str(stored))
+        except InputError as error:
+            raise RunError(f"{stored} is damaged ({error}): use another --folder, or delete this one") from None
         shared = [arm for arm in recipe.arms if arm in earlier.arms]
         differing = [arm for arm in shared if earlier.arm_fingerprint(arm) != recipe.arm_fingerprint(arm)]
         if differing or not shared:

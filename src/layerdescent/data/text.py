@@ -179,6 +179,7 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
     unlabelled = {part: part_rows.unlabelled for part, part_rows in rows.items()}
 
     train_labels, names = _encode(rows["train"], data.task, data.label_names, None)
+    _check_classes(train_labels, names, rows["train"].where)
     labels = {part: _encode(rows[part], data.task, names, None)[0] for part in rows if part != "train"}
     labels["train"] = train_labels
     rows, labels = _cut_missing(rows, labels, data)
@@ -196,7 +197,7 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
         if data.task == "classification" and names is not None:
             counts[part] = {name: part_labels.count(number) for number, name in enumerate(names)}
         if part == "train":
-            _check_classes(counts, part_rows.where)
+            _check_classes(part_labels, names, part_rows.where)
         tokenised[part], truncated[part] = encode(
             part_rows.texts,
             part_rows.pairs,
@@ -397,9 +398,10 @@ def _thin(part: str, kept: Sequence[int], keys: Sequence[str], labels: Sequence[
     return [kept[row] for row in subsample([keys[row] for row in kept], strata, count, data.seed)]
 
 
-def _check_classes(counts: Mapping[str, Mapping[str, int]], where: str) -> None:
-    present = [name for name, count in counts.get("train", {}).items() if count]
-    if "train" in counts and len(present) < 2:
+def _check_classes(labels: Sequence[Label], names: Sequence[str] | None, where: str) -> None:
+    """Training needs two classes; rows with several labels, or with a number, have none."""
+    present = {label for label in labels if isinstance(label, int)}
+    if names is not None and len(present) == 1:
         raise InputError(
-            f"the training rows of {where} are all of one class ({present[0]}); training needs two or more"
+            f"the training rows of {where} are all of one class ({names[present.pop()]}); training needs two or more"
         )

@@ -129,8 +129,8 @@ class NoiseSpec(_Section):
 
     @model_validator(mode="after")
     def _has_levels(self) -> Self:
-        if self.kind == "discrete" and not (self.gammas or self.shares):
-            raise ValueError("discrete noise needs shares (of tokens replaced) or gammas")
+        if self.kind == "discrete" and (self.gammas or not self.shares):
+            raise ValueError("discrete noise needs shares (of tokens replaced), and has no gammas of its own")
         if self.kind != "discrete" and (self.shares or not self.gammas):
             raise ValueError(f"{self.kind} noise needs gammas, and has no shares")
         return self
