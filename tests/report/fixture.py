@@ -65,6 +65,7 @@ def full_results(
             _area(arm, kind, upto)
             for arm in arms
             for kind, upto in (("gaussian", 3.0), ("uniform", 3.0), ("discrete", 0.75))
+            if kind in kinds
         ],
         "trivial": [
             {"name": "majority", "kind": kind, "gamma": gamma, "share": share, "value": 0.502}

@@ -95,7 +95,7 @@ def test_the_page_holds_the_numbers_and_what_they_mean(full_page: Path) -> None:
         "gaussian, γ = 1.5",
         "discrete, 25 % of tokens",
         "+1.4 (+0.2 to +2.5) ▲ better",
-        "no clear difference",
+        "unclear",
         "2,000 test units, 2 seeds",
         "hierarchical bootstrap over seeds and reviews",
         "layerdescent compare imdb-minilm --out runs/fixture",

@@ -72,13 +72,11 @@ def test_the_headline_shows_inflation() -> None:
 
 def test_price_and_gain_are_counted_over_all_conditions() -> None:
     sentences = quality_sentences(read_results(full_results()), "descent")
-    assert sentences[0] == (
-        "Without noise, against erm: −0.1 points (95 % interval −1.2 to +1.0), no clear difference."
-    )
+    assert sentences[0] == ("Without noise, against erm: −0.1 points (95 %: −1.2 to +1.0), no clear difference.")
     assert (
         sentences[1] == "Under noise, against erm: better in 6, worse in 0, no clear difference in 9 of 15 conditions."
     )
-    assert sentences[2].startswith("Gaussian, mean up to γ = 3: +0.9 points")
+    assert sentences[2].startswith("Averaged over noise levels, against erm: gaussian up to γ = 3: +0.9 points")
     assert sentences[-1] == "Beyond the erm frontier in 3 of 3 conditions."
 
 

@@ -406,5 +406,5 @@ def _legend_of_arms(
         for arm in arms
     ]
     figure.legend(
-        handles=[*handles, *more], loc="outside upper left", ncols=(1 if more else 2) if narrow else 5, handlelength=2.2
+        handles=[*handles, *more], loc="outside upper left", ncols=(1 if more else 2) if narrow else 6, handlelength=2.2
     )

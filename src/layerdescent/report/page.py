@@ -133,7 +133,7 @@ def _figures(results: Results, folder: Path, prefix: str) -> Iterator[FigureView
                 f"training-{_slug(arm)}",
                 figures.training,
                 (results, arm),
-                f"{arm}: one line a layer, from early (light) to deep (strong)"
+                f"{arm}: one line a layer, labelled with its number"
                 + ("; the first seed, other seeds faint." if len(results.runs_of(arm)) > 1 else "."),
             )
             for arm in _trained_under_constraints(results)

@@ -136,7 +136,7 @@ def area_text(results: Results, area: Area) -> str:
     """Over which levels an area averages."""
     by_share = any(axis.by_share for axis in noise_axes(results) if axis.kind == area.kind)
     levels = f"{100 * (area.upto or 0.0):g} % of tokens" if by_share else f"γ = {area.upto or 0.0:g}"
-    return f"{area.kind}, mean up to {levels}"
+    return f"{area.kind} up to {levels}"
 
 
 def trivial_values(results: Results, condition: Condition) -> dict[str, float]:

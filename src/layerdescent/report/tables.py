@@ -111,7 +111,7 @@ def _difference_cells(results: Results, row: Paired | Area | None) -> list[Cell]
         return [Cell("–"), Cell("")]
     if row.ci95 is None:
         return [Cell(unit.difference(row.difference)), Cell("no interval")]
-    words, tone = {1: ("▲ better", "better"), -1: ("▼ worse", "worse"), 0: ("no clear difference", "")}[
+    words, tone = {1: ("▲ better", "better"), -1: ("▼ worse", "worse"), 0: ("unclear", "")}[
         sign(row, results.lower_is_better)
     ]
     interval = f"({unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])})"
@@ -122,7 +122,7 @@ def _areas(results: Results) -> dict[str, dict[str, Area]]:
     """The means over noise levels, by their name and then by arm."""
     found: dict[str, dict[str, Area]] = {}
     for area in results.auc:
-        found.setdefault(area_text(results, area), {})[area.arm] = area
+        found.setdefault(f"mean, {area_text(results, area)}", {})[area.arm] = area
     return found
 
 

@@ -203,8 +203,8 @@ def quality_sentences(results: Results, arm: str) -> list[str]:
         )
     areas = [area for area in results.auc if area.arm == arm and area.difference is not None and area.ci95 is not None]
     if areas:
-        differences = "; ".join(f"{area_text(results, area)}: {_difference_text(results, area)}" for area in areas)
-        sentences.append(f"{differences[:1].upper()}{differences[1:]}.")
+        means = "; ".join(f"{area_text(results, area)}: {_difference_text(results, area)}" for area in areas)
+        sentences.append(f"Averaged over noise levels, against {areas[0].against}: {means}.")
     return sentences + _frontier_sentence(results, arm)
 
 
@@ -212,8 +212,10 @@ def _difference_text(results: Results, row: Paired | Area) -> str:
     unit = UNITS[results.metric]
     low, high = row.ci95 or (None, None)
     verdict = {1: "better", -1: "worse", 0: "no clear difference"}[sign(row, results.lower_is_better)]
-    interval = f"95 % interval {unit.difference(low)} to {unit.difference(high)}"
-    return f"{unit.difference(row.difference)} {unit.of_difference} ({interval}), {verdict}"
+    return (
+        f"{unit.difference(row.difference)} {unit.of_difference} "
+        f"(95 %: {unit.difference(low)} to {unit.difference(high)}), {verdict}"
+    )
 
 
 def _frontier_sentence(results: Results, arm: str) -> list[str]:
@@ -327,6 +329,6 @@ def paired_note(results: Results) -> str:
     methods = list(dict.fromkeys(row.method for row in results.paired if row.method))
     method = f" Intervals: {join(methods)}." if methods else ""
     return (
-        f"{sample_text(results).capitalize()}.{method} Each interval stands for itself: "
-        "with many conditions, one in twenty excludes 0 by chance."
+        f"{sample_text(results).capitalize()}.{method} Unclear: the interval includes 0. "
+        "Each interval stands for itself: with many conditions, one in twenty excludes 0 by chance."
     )
