@@ -77,7 +77,18 @@ def test_price_and_gain_are_counted_over_all_conditions() -> None:
         sentences[1] == "Under noise, against erm: better in 6, worse in 0, no clear difference in 9 of 15 conditions."
     )
     assert sentences[2].startswith("Averaged over noise levels, against erm: gaussian up to γ = 3: +0.9 points")
-    assert sentences[-1] == "Beyond the erm frontier in 3 of 3 conditions."
+    assert sentences[-1] == (
+        "No checkpoint on the erm frontier is at least as good, both clean and noisy, in 3 of 3 conditions "
+        "(mean values, no intervals)."
+    )
+
+
+def test_an_arm_inside_the_frontier_is_told_so() -> None:
+    given = full_results()
+    given["frontier"][0] |= {"in_distribution": 0.9, "value": 0.9}  # gaussian, γ = 1
+    sentence = quality_sentences(read_results(given), "descent")[-1]
+    assert sentence.startswith("Some checkpoint on the erm frontier is at least as good, both clean and noisy, under")
+    assert "under gaussian, γ = 1: there, stopping early or weight decay gives as much" in sentence
 
 
 def test_a_lower_error_is_better() -> None:

@@ -220,13 +220,16 @@ def _difference_text(results: Results, row: Paired | Area) -> str:
 
 def _frontier_sentence(results: Results, arm: str) -> list[str]:
     beyond = beyond_frontier(results, arm) if arm != results.baseline else {}
-    inside = [condition.text for condition, outside in beyond.items() if not outside]
     if not beyond:
         return []
-    if len(inside) == len(beyond):
-        return [f"Not beyond the {results.baseline} frontier: stopping early or weight decay gives as much."]
-    where = f"except under {join(inside)}" if inside else f"in {len(beyond)} of {_counted(len(beyond), 'condition')}"
-    return [f"Beyond the {results.baseline} frontier {where}."]
+    as_good = f"checkpoint on the {results.baseline} frontier is at least as good, both clean and noisy"
+    inside = [condition.text for condition, outside in beyond.items() if not outside]
+    if not inside:
+        return [f"No {as_good}, in {len(beyond)} of {_counted(len(beyond), 'condition')} (mean values, no intervals)."]
+    where = "everywhere" if len(inside) == len(beyond) else f"under {join(inside)}"
+    return [
+        f"Some {as_good}, {where}: there, stopping early or weight decay gives as much (mean values, no intervals)."
+    ]
 
 
 def _counted(count: int, noun: str) -> str:
