@@ -182,7 +182,11 @@ def profile(
     from layerdescent.tables import profile_table
 
     _calm()
-    columns = {"text_column": text_column, "text_pair_column": text_pair_column, "label_column": label_column}
+    columns: dict[str, Any] = {
+        "text_column": text_column,
+        "text_pair_column": text_pair_column,
+        "label_column": label_column,
+    }
     loaded = load_model(model)
     constraints = DescentConstraints(
         num_layers=Readout.for_model(loaded).num_layers, alpha=alpha, first_layer=first_layer
@@ -236,7 +240,11 @@ def sweep(
     from layerdescent.tables import sweep_table
 
     _calm()
-    columns = {"text_column": text_column, "text_pair_column": text_pair_column, "label_column": label_column}
+    columns: dict[str, Any] = {
+        "text_column": text_column,
+        "text_pair_column": text_pair_column,
+        "label_column": label_column,
+    }
     rows, validation, tokenizer = _rows(models[0], data, split, validation_split, columns, max_length, limit)
     names = [str(model) for model in models]
     if len(set(names)) < len(names):
@@ -296,7 +304,7 @@ def _rows(
     data: str,
     split: str,
     validation_split: str | None,
-    columns: dict[str, str | None],
+    columns: dict[str, Any],
     max_length: int,
     limit: int,
 ) -> tuple[Any, Any, Any]:

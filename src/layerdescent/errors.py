@@ -1,7 +1,7 @@
 """The errors that layerdescent raises on purpose.
 
-The command line turns an `InputError` into exit code 2 and a `RunError` into exit code 1, each with the one line it carries:
-what was asked, what was given, what to do.
+The command line turns an `InputError` into exit code 2 and a `RunError` into exit code 1, each with the one line it
+carries: what was asked, what was given, what to do.
 """
 
 

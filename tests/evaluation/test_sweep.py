@@ -179,15 +179,19 @@ def test_the_result_is_json_in_the_form_of_a_results_file(models: Models, rows: 
     assert {(entry["arm"], entry["kind"]) for entry in result["auc"]} == {("erm", "gaussian"), ("descent", "gaussian")}
 
 
-def test_regression_is_measured_by_squared_error(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_regression_is_measured_by_the_root_of_the_mean_squared_error(tokenizer: PreTrainedTokenizerFast) -> None:
     data = make_rows(12, label=lambda rng: float(rng.normal()))
-    result = robustness_sweep(
-        {"erm": make_model(num_labels=1)}, data, gammas=(1.0,), processing_class=tokenizer, progress=False
-    )
-    found = result.measurements["erm", 0][0]
-    assert result.metric == "mse"
-    np.testing.assert_array_equal(found.values, found.losses)
+    models = {"erm": make_model(num_labels=1), "descent": make_model(seed=1, num_labels=1)}
+    result = robustness_sweep(models, data, gammas=(1.0,), processing_class=tokenizer, progress=False)
+    squared = {arm: result.measurements[arm, 0][0].losses for arm in models}
+    np.testing.assert_array_equal(result.measurements["erm", 0][0].values, squared["erm"])
+    assert result.metric == "rmse"
     assert list(result.trivial) == ["mean"]
+    rmse = {arm: float(np.sqrt(losses.mean(dtype=np.float64))) for arm, losses in squared.items()}
+    assert result.noise("erm", 0)[0]["value"] == pytest.approx(rmse["erm"])
+    paired = result.paired()[0]
+    assert paired["difference"] == pytest.approx(rmse["descent"] - rmse["erm"])
+    assert paired["ci95"][0] < paired["difference"] < paired["ci95"][1]
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(

@@ -1,5 +1,6 @@
 """What a robustness sweep says: values under noise, paired differences, areas, and trivial predictors beside them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from layerdescent.evaluation.diagnostics import ProblemType
-from layerdescent.statistics import Estimate, paired_difference
+from layerdescent.statistics import paired_difference
 
 Array = NDArray[np.float64]
 Key = tuple[str, int]
@@ -61,7 +62,7 @@ class SweepResult:
     """The measurements of all models under all settings, on the same units and under the same noise.
 
     Attributes:
-        kind: The heads' problem type; the metric is accuracy, or mse for regression.
+        kind: The heads' problem type; the metric is accuracy, or rmse for regression.
         settings: The settings; the first one is clean.
         measurements: For every (arm, seed) one measurement a setting.
         baseline: The arm that the others are compared with; None for none.
@@ -77,9 +78,27 @@ class SweepResult:
     noise_seeds: Sequence[int]
 
     @property
-    def metric(self) -> Literal["accuracy", "mse"]:
+    def metric(self) -> Literal["accuracy", "rmse"]:
         """What the values are."""
-        return "mse" if self.kind == "regression" else "accuracy"
+        return "rmse" if self.kind == "regression" else "accuracy"
+
+    def _value(self, values: NDArray[Any]) -> float:
+        """The metric of per-unit values: their mean, or its root where they are squared errors."""
+        mean = float(np.mean(values, dtype=np.float64))
+        return math.sqrt(mean) if self.metric == "rmse" else mean
+
+    def _paired(self, values: NDArray[Any], against: NDArray[Any]) -> dict[str, Any]:
+        """The paired difference of the metric, with its interval.
+
+        For squared errors a - b = (a^2 - b^2) / (a + b) turns the difference of the means into that of their roots: exact
+        for the difference, to first order for the interval.
+        """
+        fields = paired_difference(values, against).to_dict()
+        scale = 1.0
+        if self.metric == "rmse":
+            scale = 1 / max(self._value(values) + self._value(against), np.finfo(float).tiny)
+        fields["ci95"] = [scale * bound for bound in fields["ci95"]]
+        return {"difference": scale * fields.pop("value")} | fields
 
     @property
     def arms(self) -> list[str]:
@@ -100,7 +119,7 @@ class SweepResult:
         return [
             setting.to_dict()
             | {
-                "value": float(found.values.mean(dtype=np.float64)),
+                "value": self._value(found.values),
                 "loss": float(found.losses.mean(dtype=np.float64)),
                 "layer_losses": found.layer_losses.tolist(),
                 "realised_share": found.realised_share,
@@ -113,7 +132,7 @@ class SweepResult:
         return [
             {"arm": arm, "against": self.baseline}
             | setting.to_dict()
-            | _difference(paired_difference(self.values(arm, place, seeds), self.values(against, place, seeds)))
+            | self._paired(self.values(arm, place, seeds), self.values(against, place, seeds))
             for arm, against, seeds in self._pairs()
             for place, setting in enumerate(self.settings)
         ]
@@ -123,25 +142,25 @@ class SweepResult:
 
             area = (1 / level_max) * integral from 0 to level_max, by the trapezoidal rule, unit by unit
 
-        so that it is a mean value over noise levels, 1 for a model that is always right.
+        so that it is a mean value over noise levels, 1 for a model that is always right. Of squared errors the root is taken last.
         """
         pairs = {arm: (against, seeds) for arm, against, seeds in self._pairs()}
         found = []
         for kind in dict.fromkeys(setting.kind for setting in self.settings[1:]):
             for arm in self.arms:
                 area = self._area(arm, kind, self.seeds(arm))
-                entry = {"arm": arm, "kind": kind, "upto": self._axis(kind)[1][-1], "value": float(area.mean())}
+                entry = {"arm": arm, "kind": kind, "upto": self._axis(kind)[1][-1], "value": self._value(area)}
                 if arm in pairs:
                     against, seeds = pairs[arm]
-                    estimate = paired_difference(self._area(arm, kind, seeds), self._area(against, kind, seeds))
-                    entry |= {"against": against} | _difference(estimate)
+                    difference = self._paired(self._area(arm, kind, seeds), self._area(against, kind, seeds))
+                    entry |= {"against": against} | difference
                 found.append(entry)
         return found
 
     def trivial_values(self) -> list[dict[str, Any]]:
         """The trivial predictors under every setting; they ignore the input, so noise does not change them."""
         return [
-            {"name": name} | setting.to_dict() | {"value": float(values.mean(dtype=np.float64))}
+            {"name": name} | setting.to_dict() | {"value": self._value(values)}
             for name, values in self.trivial.items()
             for setting in self.settings
         ]
@@ -150,11 +169,11 @@ class SweepResult:
         """One sentence for every setting under which a trivial predictor is at least as good as every arm."""
         sentences = []
         for name, trivial in self.trivial.items():
-            bar = float(trivial.mean(dtype=np.float64))
+            bar = self._value(trivial)
             for place, setting in enumerate(self.settings):
-                scores = [float(self.values(arm, place).mean(dtype=np.float64)) for arm in self.arms]
-                best = min(scores) if self.metric == "mse" else max(scores)
-                if best >= bar if self.metric == "mse" else best <= bar:
+                scores = [self._value(self.values(arm, place)) for arm in self.arms]
+                best = min(scores) if self.metric == "rmse" else max(scores)
+                if best >= bar if self.metric == "rmse" else best <= bar:
                     sentences.append(
                         f"{setting.kind} {setting.level:g}: no arm beats the trivial predictor {name!r} "
                         f"({self.metric} {bar:.3g}; the best arm has {best:.3g})."
@@ -227,8 +246,3 @@ def trivial_predictors(labels: ArrayLike, kind: ProblemType, train_labels: Array
         return {"majority": ((y > 0.5) == usual).all(axis=-1).astype(np.float32)}
     squared = ((y - known.mean(axis=0)) ** 2).reshape(len(y), -1)
     return {"mean": squared.mean(axis=1).astype(np.float32)}
-
-
-def _difference(estimate: Estimate) -> dict[str, Any]:
-    fields = estimate.to_dict()
-    return {"difference": fields.pop("value")} | fields
