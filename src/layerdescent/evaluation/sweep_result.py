@@ -90,8 +90,8 @@ class SweepResult:
     def _paired(self, values: NDArray[Any], against: NDArray[Any]) -> dict[str, Any]:
         """The paired difference of the metric, with its interval.
 
-        For squared errors a - b = (a^2 - b^2) / (a + b) turns the difference of the means into that of their roots: exact
-        for the difference, to first order for the interval.
+        For squared errors, a - b = (a^2 - b^2) / (a + b) turns the difference of the means into that of their roots:
+        exact for the difference, to first order for the interval.
         """
         fields = paired_difference(values, against).to_dict()
         scale = 1.0
@@ -142,7 +142,8 @@ class SweepResult:
 
             area = (1 / level_max) * integral from 0 to level_max, by the trapezoidal rule, unit by unit
 
-        so that it is a mean value over noise levels, 1 for a model that is always right. Of squared errors the root is taken last.
+        so that it is a mean value over noise levels, 1 for a model that is always right. The root of squared errors is
+        taken last.
         """
         pairs = {arm: (against, seeds) for arm, against, seeds in self._pairs()}
         found = []
