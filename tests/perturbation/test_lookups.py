@@ -56,11 +56,11 @@ def test_without_a_mask_padding_is_the_padding_token() -> None:
     model, recorder = bert(), Recorder()
     with watched(model, recorder, pad_id=0):
         model(IDS)
-        model.bert(IDS)  # an inner module called by itself is seen too
+        model.bert(IDS[:1])  # an inner module called by itself is seen too
     with watched(model, recorder):
         model(IDS)
     np.testing.assert_array_equal(recorder.seen[0].real, IDS != 0)
-    np.testing.assert_array_equal(recorder.seen[1].real, IDS != 0)
+    np.testing.assert_array_equal(recorder.seen[1].real, IDS[:1] != 0)
     assert recorder.seen[2].real.all()
 
 
@@ -93,8 +93,38 @@ def test_a_failed_forward_pass_leaves_the_next_one_right() -> None:
     with watched(model, recorder):
         with pytest.raises(Exception, match="index out of range"):
             model(torch.full((1, 3), 99))
+        model.bert(IDS)  # would be taken for a part of the failed pass, had that not been forgotten
         model(IDS, MASK)
     np.testing.assert_array_equal(recorder.seen[-1].real, MASK)
+
+
+class Wrapper(nn.Module):
+    """What PEFT's wrapper was before 0.18: it goes past the hooks of the model inside."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def get_base_model(self) -> nn.Module:
+        return self.base
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base.get_input_embeddings()  # type: ignore[operator]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base.forward(*args, **kwargs)
+
+
+def test_a_wrapper_and_the_model_inside_are_both_followed() -> None:
+    model, recorder = Wrapper(bert()), Recorder()
+    with watched(model, recorder):
+        model(IDS, MASK)
+        model(input_ids=IDS, attention_mask=MASK)
+        model.base(IDS, MASK)
+    assert len(recorder.seen) == 3
+    for tokens in recorder.seen:
+        np.testing.assert_array_equal(tokens.real, MASK)
+    assert hooks(model) == 0
 
 
 def test_two_at_once_are_refused() -> None:
