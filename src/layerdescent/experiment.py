@@ -204,6 +204,8 @@ def _training_config(run: Run, progress: bool) -> DescentConfig:
         "save_total_limit": 2,
         "load_best_model_at_end": True,
         "logging_steps": 10,
+        "use_cpu": not torch.accelerator.is_available(),  # bf16 on the CPU has to be told
+        "dataloader_pin_memory": torch.accelerator.is_available(),
         "report_to": "none",
         "per_device_eval_batch_size": run.recipe.evaluation.batch_size,
     }

@@ -226,7 +226,11 @@ def test_a_run_killed_in_the_middle_of_a_save_goes_on(tmp_path: Path, straight: 
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        },
         capture_output=True,
         text=True,
         check=False,

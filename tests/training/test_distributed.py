@@ -95,7 +95,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [*launch, str(Path(__file__)), str(folder)],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        },
         capture_output=True,
         text=True,
         timeout=240,

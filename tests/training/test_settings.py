@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
+from layerdescent.readout import Readout
 from layerdescent.training import DescentTrainer
 from layerdescent.training.capture import capture_hidden_states, clean_positions, embedding_noise
 from tests.training.tiny import bert, make_trainer, pad, plain_trainer, rows, same, weights
@@ -35,6 +36,16 @@ def test_bf16_autocast(tmp_path: Path) -> None:
     # The value of a loss is not rounded to bf16.
     values = torch.tensor(losses_of(constrained)[0])
     assert (values.bfloat16().float() != values).any()
+
+
+def test_every_layer_is_read_under_the_same_autocast(tmp_path: Path) -> None:
+    metrics = make_trainer(tmp_path, bert(dropout=0.0), bf16=True, per_device_eval_batch_size=20).evaluate()
+    model, batch = bert(dropout=0.0).eval(), pad(rows(20, seed=1))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        outputs = model(**batch, output_hidden_states=True)
+        expected = Readout.for_model(model).layer_losses(outputs, batch["labels"], batch)
+    read = [metrics[f"eval_layer_loss/{layer}"] for layer in range(4)]
+    assert read == pytest.approx(expected.tolist(), rel=1e-6)
 
 
 def test_weights_in_bf16(tmp_path: Path) -> None:

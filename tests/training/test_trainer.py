@@ -239,12 +239,14 @@ def test_an_unused_layer_may_be_infinite(tmp_path: Path) -> None:
         trainer._before_optimizer_step()
 
 
-def test_rows_without_a_label_do_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_rows_without_a_label_do_not_count(tmp_path: Path, smoothing: float) -> None:
     """-100 marks them; a micro-batch of nothing else changes nothing and breaks nothing."""
     data = rows(16)
     for row in data[4:8]:
         row["labels"] = -100
     settings = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0}
+    settings |= {"label_smoothing_factor": smoothing}
     pieces = gathered(tmp_path / "a", 4, 4, 16, **settings)
     trainer = make_trainer(
         tmp_path / "b",
