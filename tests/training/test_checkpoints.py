@@ -195,7 +195,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(RunError, match=r"step 3 could not be saved in .*No space left on device.*resume"):
+    with pytest.raises(RunError, match=r"checkpoint-3 could not be saved: .*No space left on device.*resume"):
         six_steps(tmp_path)
 
 

@@ -188,6 +188,25 @@ def test_a_grid_reads_only_its_own_layers(tmp_path: Path) -> None:
     assert "eval_layer_loss/0" in trainer.evaluate()
 
 
+@pytest.mark.parametrize("objective", ["erm", "noise", "deep-supervision"])
+def test_a_grid_does_not_disturb_the_other_objectives(tmp_path: Path, objective: str) -> None:
+    """One recipe's grid serves all its arms: their violations are measured on it."""
+    trainer = make_trainer(tmp_path, grid=[0, 2, 3], objective=objective)
+    trainer.train()
+    record = trainer.descent_history[-1]
+    assert [loss is None for loss in record["layer_losses"]] == [False, objective != "deep-supervision", False, False]
+    assert len(record["violations"]) == 2
+
+
+def test_a_loss_outside_of_training_is_that_of_the_batch(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, bert(dropout=0.0), objective="erm", max_steps=1)
+    trainer.train()
+    model: Any = trainer.model
+    batch = pad(rows(3))
+    expected = model(**batch).loss
+    assert trainer.compute_loss(model.train(), batch).item() == pytest.approx(expected.item())
+
+
 def test_no_dual_step_when_the_optimizer_step_was_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tmp_path, dual_lr=1.0, max_steps=3)
     skipped = property(lambda accelerator: trainer.state.global_step == 1)

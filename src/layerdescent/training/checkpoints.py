@@ -10,6 +10,8 @@ import logging
 import os
 import re
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -21,6 +23,20 @@ from layerdescent.errors import RunError
 MULTIPLIERS_NAME = "multipliers.safetensors"
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def failed_saves_named(what: str) -> Iterator[None]:
+    """Turn what a full disk or a closed folder raises into one line that says what could not be saved."""
+    try:
+        yield
+    except RunError:
+        raise
+    # torch reports a full disk as a RuntimeError.
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise RunError(
+            f"{what} could not be saved: {error}; what was saved before is whole, so make room and resume"
+        ) from error
 
 
 def save_multipliers(folder: str | os.PathLike[str], multipliers: Multipliers) -> Path:

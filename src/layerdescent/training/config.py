@@ -125,7 +125,7 @@ class DescentArguments:
         default=0.5,
         metadata={
             "help": "Noise objective: standard deviation of the embedding noise, in units of the root mean square of "
-            "the embedding matrix."
+            "the embedding matrix. Padding and the special tokens of processing_class get none."
         },
     )
 

@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -28,7 +27,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from layerdescent.descent import DescentConstraints
 from layerdescent.duals import Multipliers
-from layerdescent.errors import InputError, NonFiniteLossError, RunError
+from layerdescent.errors import InputError, NonFiniteLossError
 from layerdescent.readout import Readout
 from layerdescent.training.capture import (
     Captured,
@@ -40,6 +39,7 @@ from layerdescent.training.capture import (
 from layerdescent.training.card import write_trainer_card
 from layerdescent.training.checkpoints import (
     checkpoint_to_resume,
+    failed_saves_named,
     load_multipliers,
     save_multipliers,
 )
@@ -70,6 +70,7 @@ class DescentMixin(_Trainer):
         multipliers: the multipliers, or None when the objective has none. A `train()` that does not resume starts
             them at 0.
         readout: reads a layer's loss through the model's own head.
+        best_is_loaded: whether the weights are those of the best checkpoint, loaded when training ended.
 
     Example:
         >>> from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
@@ -83,6 +84,7 @@ class DescentMixin(_Trainer):
     constraints: DescentConstraints
     multipliers: Multipliers | None
     readout: Readout
+    best_is_loaded: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -190,10 +192,12 @@ class DescentMixin(_Trainer):
             return set(self.constraints.nodes)
         return {layer for layer, weight in enumerate(self._fixed_weights) if weight != 0}
 
-    def _layers_to_read(self, training: bool) -> list[int]:
+    def _layers_to_read(self) -> list[int]:
         """The layers below L whose losses are computed: all, unless a grid says which ones matter in training."""
-        chosen = training and self._descent_args.grid is not None
-        return [n for n in range(self.readout.num_layers) if not chosen or n in self._layers_that_matter()]
+        layers = set(range(self.readout.num_layers + 1))
+        if torch.is_grad_enabled() and self._descent_args.grid is not None:
+            layers = self._layers_that_matter().union(self.constraints.nodes)
+        return sorted(layers - {self.readout.num_layers})
 
     def _layers_that_learn(self) -> set[int]:
         """The layers below L whose losses have a gradient."""
@@ -207,7 +211,7 @@ class DescentMixin(_Trainer):
         self, captured: Captured, batch: dict[str, Any], final: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
         """F_0 … F_L of a micro-batch, NaN where a layer is not read, and the logits of the layers below L that are."""
-        layers, learning = self._layers_to_read(torch.is_grad_enabled()), self._layers_that_learn()
+        layers, learning = self._layers_to_read(), self._layers_that_learn()
         losses_of = partial(losses_of_logits, self.readout, self._loss_function, labels=batch["labels"], count=count)
         # A layer without gradient costs no backward pass.
         states = tuple(h if layer in learning else h.detach() for layer, h in enumerate(captured.hidden_states))
@@ -218,7 +222,7 @@ class DescentMixin(_Trainer):
         last = final.to(read.dtype)
         if final.dtype != read.dtype and captured.logits is not None:
             # A bf16 model rounds its loss by as much as an alpha: its gradient is kept, the value is the fp32 one.
-            last = last + (losses_of(captured.logits[None])[0] - last).detach()
+            last = last + (losses_of(captured.logits.detach()[None])[0] - last).detach()
         losses = read.new_full((self.readout.num_layers + 1,), torch.nan)
         losses[[*layers, -1]] = torch.cat([read, last.reshape(1)])
         return losses, logits
@@ -284,8 +288,10 @@ class DescentMixin(_Trainer):
             logger.warning(explanation)
 
     def _end_step(self) -> None:
+        self._step_items = 0
+        epoch = self.state.epoch
         # Not in on_epoch_end: a checkpoint of the epoch's last step is written before, and must hold its dual step.
-        if self.multipliers is not None and float(self.state.epoch or 0.5).is_integer():
+        if self.multipliers is not None and epoch is not None and float(epoch).is_integer():
             self.multipliers.end_epoch()
 
     def _end_training(self) -> None:
@@ -313,14 +319,8 @@ class DescentMixin(_Trainer):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        try:
+        with failed_saves_named(f"the checkpoint of step {self.state.global_step}"):
             super()._save_checkpoint(*args, **kwargs)
-        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-            step = self.state.global_step
-            raise RunError(
-                f"the checkpoint of step {step} could not be saved in {self.args.output_dir}: {error}; "
-                "older ones are whole: make room, then resume"
-            ) from error
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -335,9 +335,11 @@ class DescentMixin(_Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Trainer's `save_model`, with a model card that says how it was trained and what its layers do."""
-        super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            write_trainer_card(self, output_dir or self.args.output_dir)
+        folder = output_dir or self.args.output_dir
+        with failed_saves_named(f"the model for {folder}"):
+            super().save_model(output_dir, _internal_call)
+            if self.args.should_save:
+                write_trainer_card(self, folder)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Trainer's model card, with the section that `save_model` writes."""
