@@ -181,7 +181,7 @@ def test_no_space_left(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("layerdescent.experiment.DescentTrainer.save_model", full)
+    monkeypatch.setattr("layerdescent.runs.DescentTrainer.save_model", full)
     result = run("train", place / "tiny.yaml", "--folder", tmp_path, "--quiet")
     assert_refused(result, 1, "No space left", "older ones are whole")
 
@@ -198,7 +198,7 @@ def test_stopped_by_the_keyboard(place: Path, tmp_path: Path, monkeypatch: pytes
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("layerdescent.experiment.DescentTrainer.train", stop)
+    monkeypatch.setattr("layerdescent.runs.DescentTrainer.train", stop)
     result = run("train", place / "tiny.yaml", "--folder", tmp_path, "--quiet")
     assert_refused(result, 1, "stopped", "same command")
 

@@ -105,6 +105,7 @@ ORDER = [
     {"descent"},
     {"duals", "readout", "perturbation", "recipes"},
     {"data", "training", "evaluation", "report"},
+    {"runs"},
     {"experiment"},
     {"cli"},
     {"__init__", "__main__"},

@@ -1,6 +1,7 @@
 """The command line. Every command is a thin caller of the library; heavy imports happen inside the commands."""
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,10 @@ import typer
 from typer.core import TyperGroup
 
 from layerdescent.errors import InputError, RunError
+
+# Threads that wait in a busy loop make training several times slower where another program wants the same cores.
+# OpenMP reads this when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class _Commands(TyperGroup):

@@ -28,10 +28,11 @@ class DescentProgress(ProgressCallback):
     """Trainer's progress bar, with loss, largest violation and largest multiplier at its end."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Show the entry without its per-layer values."""
+        """Show training steps at the end of the bar, and other entries above it without their per-layer values."""
         line = brief(logs or {})
-        super().on_log(args, state, control, logs=line, **kwargs)
-        if self.training_bar is not None and "loss" in line:
+        if self.training_bar is None or "loss" not in line:
+            super().on_log(args, state, control, logs=line, **kwargs)
+        else:
             shown = {"loss": "loss", "max_violation": "violation", "largest_multiplier": "multiplier"}
             self.training_bar.set_postfix({name: f"{line[key]:.3g}" for key, name in shown.items() if key in line})
 
