@@ -13,14 +13,17 @@ Arms, all on transformers' Trainer with its default optimiser, clipping and call
 
 Time: the arms take turns in short blocks of steps, in another order each round, so that a machine that slows down
 slows all of them; the first step of a block is not counted. A step lasts from the end of one to the end of the next,
-data loading included. Memory: each arm trains in a process of its own. On a GPU the peak of allocated memory; on a CPU
-by how much the process's peak rises above what it was with all libraries loaded and no model yet.
+data loading included. Memory: each arm trains in a process of its own. `peak_memory_ratio` compares peaks of what
+tensors take: on a GPU as its allocator counts it, on a CPU parameters and optimiser state and what the profiler sees
+allocated on top in one step. `peak_resident_ratio` compares how far the process rose above its size with all libraries
+loaded; it holds the allocator's leftovers too, and differs from process to process.
 
 Inputs are random tokens without padding: what a step costs does not depend on what the text says.
 """
 
 import argparse
 import gc
+import itertools
 import os
 import resource
 import statistics
@@ -273,18 +276,50 @@ def measure_times(settings: Settings, folder: str) -> tuple[dict[str, list[float
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
-def peak_memory(arm: str, settings: Settings) -> int:
-    """Peak bytes of a few steps of one arm; for a process that has done nothing else."""
+class PeakMemory(TrainerCallback):
+    """Peak bytes of training: of the process over all steps but the last, of tensors in the last one."""
+
+    def __init__(self) -> None:
+        self.resident, self.allocated = 0, 0
+        self._profile: torch.profiler.profile | None = None
+
+    def on_step_begin(self, _args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
+        """Before the last step: read the process's peak, and begin to count."""
+        if state.global_step != state.max_steps - 1:
+            return
+        self.resident = _peak_resident_set()  # before the profiler, which needs memory itself
+        states = [value for state in kwargs["optimizer"].state.values() for value in state.values()]
+        held = [*kwargs["model"].parameters(), *(value for value in states if isinstance(value, Tensor))]
+        self.allocated = sum(tensor.numel() * tensor.element_size() for tensor in held)
+        self._profile = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        )
+        self._profile.__enter__()
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """After the last step: the peak of what was counted."""
+        if self._profile is None:
+            return
+        self._profile.__exit__(None, None, None)
+        events = self._profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+        above = itertools.accumulate(change for _, change in changes)
+        self.allocated += max(above)
+
+
+def peak_memory(arm: str, settings: Settings) -> dict[str, int]:
+    """Peak bytes of a few steps of one arm, allocated and resident; for a process that has done nothing else."""
     prepare_process(settings)
     before = _peak_resident_set()
+    peak = PeakMemory()
     with tempfile.TemporaryDirectory() as folder:
         trainer = build_trainer(arm, settings, folder)
         if arm in ("descent", "naive"):
             trainer.add_callback(ActiveMultipliers(trainer))
+        trainer.add_callback(peak)
         trainer.train()
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    return _peak_resident_set() - before
+    allocated = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak.allocated
+    return {"allocated": allocated, "resident": peak.resident - before}
 
 
 def _peak_resident_set() -> int:
@@ -296,8 +331,8 @@ def _peak_resident_set() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def measure_memory(settings: Settings) -> dict[str, list[int]]:
-    peaks: dict[str, list[int]] = {arm: [] for arm in ARMS}
+def measure_memory(settings: Settings) -> dict[str, list[dict[str, int]]]:
+    peaks: dict[str, list[dict[str, int]]] = {arm: [] for arm in ARMS}
     short = Settings(**{**asdict(settings), "steps": MEMORY_STEPS - 1})
     with (
         ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh_process,
@@ -321,23 +356,29 @@ def summarise(values: Sequence[float]) -> dict[str, float | int]:
 
 
 def result(
-    settings: Settings, times: dict[str, list[float]], active: dict[str, float], memory: dict[str, list[int]]
+    settings: Settings, times: dict[str, list[float]], active: dict[str, float], memory: dict[str, list[dict[str, int]]]
 ) -> dict[str, Any]:
     def ratio(values: dict[str, list[Any]], arm: str, of: Callable[[Any], float] = statistics.median) -> float:
         return of(values[arm]) / of(values[BASELINE])
 
+    allocated, resident = (
+        {arm: [peak[kind] for peak in peaks] for arm, peaks in memory.items()} for kind in ("allocated", "resident")
+    )
     return {
         "benchmark": "step_cost",
         "command": " ".join(["python", *sys.argv]),
         "step_time_ratio": ratio(times, "descent"),
-        "peak_memory_ratio": ratio(memory, "descent"),
+        "peak_memory_ratio": ratio(allocated, "descent"),
+        "peak_resident_ratio": ratio(resident, "descent"),
         "baseline": BASELINE,
         "arms": {
             arm: {
                 "step_time_ratio": ratio(times, arm),
-                "peak_memory_ratio": ratio(memory, arm),
+                "peak_memory_ratio": ratio(allocated, arm),
+                "peak_resident_ratio": ratio(resident, arm),
                 "step_seconds": summarise(times[arm]),
-                "peak_bytes": summarise(memory[arm]),
+                "peak_bytes": summarise(allocated[arm]),
+                "peak_resident_bytes": summarise(resident[arm]),
                 "active_multipliers": active.get(arm),
             }
             for arm in ARMS
@@ -349,17 +390,20 @@ def result(
             "ascent_steps": ASCENT_STEPS,
             "data": "random tokens, no padding",
         },
-        "memory": "peak allocated" if torch.cuda.is_available() else "peak resident set, beyond that of the libraries",
         "environment": describe_environment(),
     }
 
 
 def table(found: dict[str, Any]) -> str:
-    lines = [f"{'arm':<10}{'s/step':>9}{'time':>8}{'peak MiB':>11}{'memory':>9}"]
+    lines = [f"{'arm':<10}{'s/step':>9}{'time':>8}{'peak MiB':>11}{'memory':>9}{'resident':>10}"]
     for arm, row in found["arms"].items():
         seconds, mebibytes = row["step_seconds"]["median"], row["peak_bytes"]["median"] / 2**20
-        time_ratio, memory_ratio = row["step_time_ratio"], row["peak_memory_ratio"]
-        lines.append(f"{arm:<10}{seconds:>9.3f}{time_ratio:>7.2f}x{mebibytes:>11.0f}{memory_ratio:>8.2f}x")
+        time_ratio, memory_ratio, resident = (
+            row[f"{name}_ratio"] for name in ("step_time", "peak_memory", "peak_resident")
+        )
+        lines.append(
+            f"{arm:<10}{seconds:>9.3f}{time_ratio:>7.2f}x{mebibytes:>11.0f}{memory_ratio:>8.2f}x{resident:>9.2f}x"
+        )
     return "\n".join(lines)
 
 

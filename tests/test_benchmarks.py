@@ -20,7 +20,8 @@ def test_step_cost_writes_its_ratios(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Five fresh processes take longer to start than everything else here; one is started below.
-    monkeypatch.setattr(step_cost, "measure_memory", lambda _: {arm: [100 + len(arm)] for arm in step_cost.ARMS})
+    peaks = {arm: [{"allocated": 100 + len(arm), "resident": 200 + len(arm)}] for arm in step_cost.ARMS}
+    monkeypatch.setattr(step_cost, "measure_memory", lambda _: peaks)
     step_cost.main(["--quick", "--output", str(tmp_path / "results" / "cost.json")])
     found = json.loads((tmp_path / "results" / "cost.json").read_text())
     arms = found["arms"]
@@ -28,6 +29,7 @@ def test_step_cost_writes_its_ratios(
     assert arms["erm"]["step_time_ratio"] == arms["erm"]["peak_memory_ratio"] == 1
     assert found["step_time_ratio"] == arms["descent"]["step_time_ratio"] > 0
     assert found["peak_memory_ratio"] == pytest.approx(107 / 103)
+    assert found["peak_resident_ratio"] == pytest.approx(207 / 203)
     for row in arms.values():
         seconds = row["step_seconds"]
         assert 0 < seconds["quartile_low"] <= seconds["median"] <= seconds["quartile_high"]
@@ -40,7 +42,11 @@ def test_step_cost_writes_its_ratios(
 
 def test_peak_memory_of_a_fresh_process_is_above_nothing() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert pool.submit(step_cost.peak_memory, "descent", settings()).result() > 0
+        peak = pool.submit(step_cost.peak_memory, "descent", settings()).result()
+    # Parameters, gradients and two Adam moments of the toy model, in single precision, are the least there can be.
+    parameters = sum(p.numel() for p in step_cost.build_model(settings()).parameters())
+    assert peak["allocated"] > 4 * 4 * parameters
+    assert peak["resident"] > 0
 
 
 def test_the_naive_loop_minimises_what_the_package_does(tmp_path: Path) -> None:
