@@ -283,7 +283,7 @@ class PeakMemory(TrainerCallback):
         self.resident, self.allocated = 0, 0
         self._profile: torch.profiler.profile | None = None
 
-    def on_step_begin(self, _args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the last step: read the process's peak, and begin to count."""
         if state.global_step != state.max_steps - 1:
             return
@@ -296,12 +296,13 @@ class PeakMemory(TrainerCallback):
         )
         self._profile.__enter__()
 
-    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the last step: the peak of what was counted."""
         if self._profile is None:
             return
         self._profile.__exit__(None, None, None)
-        events = self._profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        profiler: Any = self._profile.profiler
+        events = profiler.kineto_results.events()
         changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
         above = itertools.accumulate(change for _, change in changes)
         self.allocated += max(above)
