@@ -1,31 +1,43 @@
-"""Reading and writing of what must survive a kill: JSON that is either whole or not there."""
+"""Reading and writing of what must survive a kill: a file is either whole or not there."""
 
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from layerdescent.errors import RunError
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one atomic step: whoever reads it sees the old content or the new, never a part."""
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A path to write to, whose file takes the place of `path` in one step when the block ends without an error.
+
+    Whoever reads `path` sees the old content or the new, never a part.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong above is the news
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, atomically."""
+    with replaced(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, atomically; a NaN or an infinity becomes null, which every reader understands."""
-    write_text(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -42,11 +54,12 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} is damaged ({error}): delete it, and the same command makes it again") from None
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same value with NaN and infinities as None: a number that could not be computed is a missing one."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -1,9 +1,7 @@
 """Arrays with a JSON header in one safetensors file that is either whole or not there."""
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +11,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from layerdescent.errors import RunError
+from layerdescent.files import replaced
 
 _HEADER = "layerdescent"
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
-    """Write arrays and a JSON-able header in one atomic step.
+    """Write arrays and a JSON-able header, atomically.
 
     Raises:
         RunError: The file cannot be written (no space left, no permission).
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        save_file(contiguous, temporary, metadata={_HEADER: json.dumps(header)})
-        temporary.replace(path)
+        with replaced(path) as temporary:
+            save_file(contiguous, temporary, metadata={_HEADER: json.dumps(header)})
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} could not be written ({error}): free some space or choose another folder") from None
-    finally:
-        with suppress(OSError):  # what went wrong above is the news
-            temporary.unlink(missing_ok=True)
 
 
 def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

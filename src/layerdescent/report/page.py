@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from layerdescent.errors import InputError, RunError
 from layerdescent.files import write_text
+from layerdescent.recipes.yaml_text import write_yaml
 from layerdescent.report import figures, tables, words
 from layerdescent.report.ink import dark_inks, inline_svg, svg_of
 from layerdescent.report.results import Results, read_results
@@ -98,9 +98,7 @@ def _view(results: Results, folder: Path, prefix: str) -> dict[str, Any]:
         "environment": list(tables.flatten(results.environment)),
         "data": list(tables.flatten({name: value for name, value in results.data.items() if name != "duplicates"})),
         "duplicates": list(tables.flatten(duplicates)) if duplicates is not None else [],
-        "recipe": yaml.safe_dump(results.recipe, sort_keys=False, allow_unicode=True, width=100)
-        if results.recipe
-        else "",
+        "recipe": write_yaml(results.recipe) if results.recipe else "",
         "one_seed": words.ONE_RUN_SENTENCE if len(results.seed_values) == 1 else "",
     }
 

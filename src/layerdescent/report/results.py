@@ -5,7 +5,6 @@ computed". Fields that this version does not know are ignored.
 """
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from layerdescent.errors import InputError, RunError
+from layerdescent.files import finite
 
 FILE_NAME = "results.json"
 
@@ -249,7 +249,7 @@ def read_results(source: dict[str, Any] | Path | str) -> Results:
     else:
         name, given = _load(Path(source))
     try:
-        return Results.model_validate(_finite(given))
+        return Results.model_validate(finite(given))
     except ValidationError as error:
         first = error.errors()[0]
         field = _field(first["loc"])
@@ -276,15 +276,6 @@ def _load(path: Path) -> tuple[str, Any]:
         raise RunError(f"{file}: not JSON ({where}); run the experiment again to rewrite it") from error
     except OSError as error:
         raise RunError(f"{file}: cannot be read ({error.strerror})") from error
-
-
-def _finite(value: Any) -> Any:
-    """The same value with NaN and infinities as None: a number that could not be computed is a missing one."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _field(location: Iterable[int | str]) -> str:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from layerdescent.duals import Multipliers
 from layerdescent.errors import RunError
+from layerdescent.files import replaced
 
 MULTIPLIERS_NAME = "multipliers.safetensors"
 
@@ -40,16 +41,12 @@ def failed_saves_named(what: str) -> Iterator[None]:
 
 
 def save_multipliers(folder: str | os.PathLike[str], multipliers: Multipliers) -> Path:
-    """Write the multipliers' state into a checkpoint folder, in one atomic step."""
+    """Write the multipliers' state into a checkpoint folder, atomically."""
     path = Path(folder) / MULTIPLIERS_NAME
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     constraints = multipliers.constraints
     about = {"form": constraints.form, "nodes": json.dumps(constraints.nodes), "steps": json.dumps(constraints.steps)}
-    try:
+    with replaced(path) as temporary:
         save_file(multipliers.state_dict(), temporary, metadata=about)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 
