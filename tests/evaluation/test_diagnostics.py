@@ -18,11 +18,10 @@ from layerdescent.evaluation.diagnostics import (
     find_flags,
     fit_calibration,
     inflation,
-    layers_in_words,
     log_share,
-    rises,
     tightness,
 )
+from layerdescent.layers import rises
 
 Array = NDArray[np.float64]
 LABELS = np.arange(4000) % 2
@@ -238,10 +237,3 @@ def test_tightness_counts_the_constrained_nodes_only() -> None:
 def test_inflation_is_against_the_better_reference() -> None:
     np.testing.assert_allclose(inflation([0.9, 0.5], [0.6, 0.8], erm=[0.8, 0.3]), [0.2, 0.2])
     np.testing.assert_allclose(inflation([0.9, 0.5], 0.7), [0.2, -0.2])
-
-
-def test_layers_in_words_and_rises() -> None:
-    assert layers_in_words((1, 2)) == "layers 1 and 2"
-    assert rises([3, 2, 2, 1], range(4)) == (2,)
-    assert rises([3, 2, 1.99999, 1], range(4), least_fall=1e-3) == (2,)
-    assert rises([3, 5, 2, 4], (0, 2, 3)) == (3,)

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast, ViTConfig, ViTForImageClassifi
 from layerdescent.descent import DescentConstraints
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation import DescentProfile, descent_profile, describe
-from layerdescent.evaluation.diagnostics import CALIBRATED_FALL, Calibration, rises
+from layerdescent.evaluation.diagnostics import Calibration
+from layerdescent.layers import CALIBRATED_FALL, rises
 from layerdescent.perturbation import Perturbation
 from tests.evaluation.tiny import Rows, make_model, make_rows
 
@@ -192,6 +193,7 @@ def test_descent_is_judged_on_the_nodes() -> None:
     grid = DescentConstraints(num_layers=4, alpha=0.05, grid=(0, 2, 4))
     assert simulated(means, constraints=grid).verdict["monotone"] is True
     assert simulated(means).verdict["monotone"] is False
+    assert describe(simulated(means, constraints=grid))[0].startswith("Every constrained layer lowers the loss by its")
 
 
 def test_the_share_of_descending_samples() -> None:

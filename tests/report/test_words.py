@@ -9,6 +9,7 @@ from layerdescent.report.words import (
     descent_sentences,
     flag_sentences,
     headline,
+    inflation_sentences,
     introduction,
     quality_sentences,
     split_settings,
@@ -60,6 +61,22 @@ def test_descent_is_claimed_only_as_far_as_it_holds(
     losses: list[list[float]], verdicts: list[dict[str, bool]], expected: str
 ) -> None:
     assert descent_sentences(read_results(with_verdicts(losses, *verdicts)), "descent") == [expected]
+
+
+def test_descent_is_judged_on_the_nodes() -> None:
+    given = with_verdicts([RISING], {"monotone": True})
+    given["runs"][0]["nodes"] = [0, 2]
+    assert descent_sentences(read_results(given), "descent") == [
+        "Every constrained layer lowers the test loss (monotone)."
+    ]
+
+
+def test_recalibrated_descent_is_the_one_of_the_verdict() -> None:
+    """A fall by rounding only is none: the sentence must not contradict the word above it."""
+    given = with_verdicts([FALLING], {"calibrated": False})
+    given["runs"][0]["calibrated_losses"] = {"test": [0.6931472, 0.6931470, 0.4]}
+    (sentence,) = inflation_sentences(read_results(given), "descent")
+    assert sentence.startswith("After recalibrating each layer the loss does not fall at layer 1,")
 
 
 def test_the_headline_shows_inflation() -> None:

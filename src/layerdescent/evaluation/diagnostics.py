@@ -14,7 +14,6 @@ and `find_flags` turns them into named suspicions with their numbers. The thresh
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +24,7 @@ from scipy.special import expit, softmax, xlogy
 
 from layerdescent.descent import DescentConstraints
 from layerdescent.errors import InputError
+from layerdescent.layers import CALIBRATED_FALL, every_layer, layers_in_words, rises
 from layerdescent.statistics import simultaneous_upper_bounds
 
 Array = NDArray[np.float64]
@@ -40,8 +40,6 @@ CLIFF_LAYERS = 3
 """… in a model with at least this many layers. [C]"""
 SLACK_TIGHTNESS = 0.25
 """alpha is slack when the constraints, all met, ask for less than this share of the descent. [C]"""
-CALIBRATED_FALL = 1e-4
-"""A calibrated loss that falls by less than this share of itself does not fall: rounding is no descent. [C]"""
 INVERSE_TEMPERATURES = (1e-4, 1e4)
 """Where a layer's 1/T is looked for: one that knows nothing goes to the lower end, a separable one to the upper. [C]"""
 
@@ -248,28 +246,6 @@ def find_flags(
     return [flag for flag in found if flag is not None]
 
 
-def rises(losses: ArrayLike, nodes: Sequence[int], least_fall: float = 0.0) -> tuple[int, ...]:
-    """The nodes whose loss is not below the previous node's, or not by more than a share `least_fall` of it.
-
-    Example:
-        >>> rises([0.7, 0.6, 0.65, 0.3], nodes=(0, 1, 2, 3))
-        (2,)
-    """
-    F = np.asarray(losses, dtype=np.float64)
-    return tuple(node for before, node in pairwise(nodes) if not F[node] < (1 - least_fall) * F[before])
-
-
-def layers_in_words(layers: Sequence[int]) -> str:
-    """Layers as they stand in a sentence.
-
-    Example:
-        >>> layers_in_words([3]), layers_in_words([1, 2, 5])
-        ('layer 3', 'layers 1, 2 and 5')
-    """
-    *head, last = (str(layer) for layer in layers)
-    return f"layers {', '.join(head)} and {last}" if head else f"layer {last}"
-
-
 def _inflated(samples: Array, constant: Array, erm: Array | None) -> Flag | None:
     means = samples.mean(axis=0)
     excess = inflation(means, constant, None if erm is None else erm.mean(axis=0))
@@ -307,14 +283,14 @@ def _vacuous_start(means: Array, constant: float, constraints: DescentConstraint
 def _scale_only(means: Array, calibrated: ArrayLike | None, constraints: DescentConstraints) -> Flag | None:
     if calibrated is None or rises(means, constraints.nodes):
         return None
-    layers = rises(calibrated, constraints.nodes, CALIBRATED_FALL)
+    layers = rises(np.asarray(calibrated), constraints.nodes, CALIBRATED_FALL)
     if not layers:
         return None
     return Flag(
         "scale only",
         layers,
-        "the loss falls at every layer, but after calibrating each layer it does not fall at "
-        f"{layers_in_words(layers)}: there the logits change in scale, not in what they know",
+        f"the loss falls at {every_layer(constraints.nodes, constraints.num_layers)}, but after calibrating each "
+        f"layer it does not fall at {layers_in_words(layers)}: there the logits change in scale, not in what they know",
     )
 
 

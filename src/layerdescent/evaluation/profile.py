@@ -26,7 +26,6 @@ from layerdescent.evaluation.batches import (
     problem_type,
 )
 from layerdescent.evaluation.diagnostics import (
-    CALIBRATED_FALL,
     Calibration,
     Flag,
     ProblemType,
@@ -34,11 +33,10 @@ from layerdescent.evaluation.diagnostics import (
     find_flags,
     fit_calibration,
     inflation,
-    layers_in_words,
     log_share,
-    rises,
     tightness,
 )
+from layerdescent.layers import CALIBRATED_FALL, every_layer, layers_in_words, rises
 from layerdescent.perturbation import Perturbation
 from layerdescent.readout import Readout
 from layerdescent.statistics import mean_intervals, method_name, simultaneous_upper_bounds
@@ -371,18 +369,17 @@ def describe(profile: DescentProfile) -> list[str]:
 
 
 def _descent_sentence(profile: DescentProfile) -> str:
-    count = len(profile.layer_losses)
-    up = rises(profile.mean_losses, profile.constraints.nodes)
+    count, nodes = len(profile.layer_losses), profile.constraints.nodes
+    up = rises(profile.mean_losses, nodes)
     if up:
         return f"The loss does not fall at {layers_in_words(up)}: not monotone on {count} samples."
+    every = every_layer(nodes, profile.constraints.num_layers).capitalize()
     if profile.verdict["shown"]:
-        return f"Every layer lowers the loss by its alpha: shown at 95 % on {count} samples."
+        return f"{every} lowers the loss by its alpha: shown at 95 % on {count} samples."
     if profile.unshown_descent:
         where = layers_in_words(profile.unshown_descent)
-        return f"Every layer lowers the mean loss: monotone, but not shown at 95 % on {count} samples ({where})."
-    return (
-        f"Every layer lowers the loss: shown at 95 % on {count} samples; that each does so by its alpha is not shown."
-    )
+        return f"{every} lowers the mean loss: monotone, but not shown at 95 % on {count} samples ({where})."
+    return f"{every} lowers the loss: shown at 95 % on {count} samples; that each does so by its alpha is not shown."
 
 
 def _feasibility_sentence(profile: DescentProfile) -> list[str]:
@@ -405,7 +402,8 @@ def _calibration_sentence(profile: DescentProfile) -> str:
         return f"After {what} per layer the loss does not fall at {layers_in_words(up)}."
     unshown = _unshown(profile.calibrated_layer_losses, nodes)
     certainty = f"not shown at 95 % at {layers_in_words(unshown)}" if unshown else "shown at 95 %"
-    return f"After {what} per layer every layer still lowers the loss: {certainty}."
+    every = every_layer(nodes, profile.constraints.num_layers)
+    return f"After {what} per layer {every} still lowers the loss: {certainty}."
 
 
 def _unshown(samples: NDArray[np.float32], nodes: Sequence[int]) -> tuple[int, ...]:

@@ -120,6 +120,11 @@ class Run(_Part):
         """Whether this run trained under descent constraints."""
         return self.alpha is not None
 
+    @property
+    def judged(self) -> list[int]:
+        """The layers between which the words of the verdict ask for a fall: the nodes of the constraints."""
+        return self.nodes or self.layers
+
     def by_layer(self, values: Sequence[float | None] | None) -> dict[int, float]:
         """Values keyed by layer, without the missing ones; a list that is one short starts at the second layer."""
         values = values or []

@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from layerdescent.report.results import Area, FrontierPoint, NoiseValue, Paired, Results, Run, Trivial
@@ -169,16 +168,6 @@ def loss_digits(results: Results) -> int:
     """Decimals that show a loss to three digits or so: losses of regressions can be small."""
     losses = [abs(loss) for run in results.runs for loss in run.layer_losses.get("test") or [] if loss]
     return max(3, 2 - math.floor(math.log10(max(losses)))) if losses else 3
-
-
-def rising_layers(losses: Mapping[int, float]) -> list[int]:
-    """The layers whose loss is not below that of the layer before.
-
-    >>> rising_layers({0: 0.70, 1: 0.69, 2: 0.71, 3: 0.35})
-    [2]
-    """
-    layers = sorted(losses)
-    return [after for before, after in pairwise(layers) if losses[after] >= losses[before]]
 
 
 def sign(row: Paired | Area, lower_is_better: bool) -> int:

@@ -1,9 +1,10 @@
 """What the results say, in sentences: careful ones, each from numbers that stand on the page."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from layerdescent.layers import CALIBRATED_FALL, every_layer, join, layers_in_words, rises
 from layerdescent.report.results import Area, Paired, Results, Run
 from layerdescent.report.summary import (
     Condition,
@@ -16,7 +17,6 @@ from layerdescent.report.summary import (
     loss_digits,
     mean,
     noise_values,
-    rising_layers,
     sign,
 )
 from layerdescent.report.units import UNITS, number
@@ -55,21 +55,6 @@ GLOSSARY = {
 ONE_RUN_SENTENCE = (
     "One small run proves nothing: with a single seed, another seed may change every number on this page."
 )
-
-
-def join(words: Sequence[object]) -> str:
-    """Words as a list in a sentence.
-
-    >>> join(["a", "b", "c"])
-    'a, b and c'
-    """
-    *head, last = [str(word) for word in words]
-    return f"{', '.join(head)} and {last}" if head else last
-
-
-def layers_text(layers: Sequence[int]) -> str:
-    """Layers by number: `layer 3`, `layers 2 and 3`."""
-    return f"layer{'s' if len(layers) > 1 else ''} {join(layers)}"
 
 
 def settings_text(settings: dict[str, Any] | None) -> str:
@@ -165,17 +150,27 @@ def descent_sentences(results: Results, arm: str) -> list[str]:
     losses = layer_means(results, arm, lambda run: run.layer_losses.get("test"))
     if len(losses) < 2:
         return ["No layer losses on test data are stored."]
-    rising = rising_layers(losses)
-    if rising:
-        what = f"The test loss does not fall at {layers_text(rising)}"
-    elif any(rising_layers(run.by_layer(run.layer_losses.get("test"))) for run in runs):
-        what = "The test loss falls at every layer on average, but not in every run"
+    every = _every(runs)
+    up = _rising(runs, losses)
+    if up:
+        what = f"The test loss does not fall at {layers_in_words(up)}"
+    elif any(_rising([run], run.by_layer(run.layer_losses.get("test"))) for run in runs):
+        what = f"The test loss falls at {every} on average, but not in every run"
     elif any(run.verdict.calibrated is False for run in runs):
-        what = "Every layer lowers the test loss, but not all of them do after recalibration"
+        what = f"{every.capitalize()} lowers the test loss, but not all of them do after recalibration"
     else:
-        what = "Every layer lowers the test loss"
+        what = f"{every.capitalize()} lowers the test loss"
     said = "; ".join(filter(None, (_word_text(runs, word) for word in ("monotone", "feasible", "shown", "calibrated"))))
     return [f"{what} ({said})." if said else f"{what}.", *_inflation_sentence(results, arm)]
+
+
+def _every(runs: Sequence[Run]) -> str:
+    return every_layer(runs[0].judged, len(runs[0].layers) - 1)
+
+
+def _rising(runs: Sequence[Run], losses: Mapping[int, float], least_fall: float = 0.0) -> tuple[int, ...]:
+    """Where the loss does not fall among the layers that the runs are judged on, the missing ones left out."""
+    return rises(losses, [layer for layer in runs[0].judged if layer in losses], least_fall)
 
 
 def _word_text(runs: Sequence[Run], word: str) -> str:
@@ -255,12 +250,12 @@ def inflation_sentences(results: Results, arm: str) -> list[str]:
     runs, sentences = results.runs_of(arm), _inflation_sentence(results, arm)
     calibrated = layer_means(results, arm, lambda run: run.calibrated_losses.get("test"))
     if len(calibrated) > 1:
-        rising = rising_layers(calibrated)
+        up = _rising(runs, calibrated, CALIBRATED_FALL)
         sentences.append(
-            f"After recalibrating each layer the loss does not fall at {layers_text(rising)}, "
+            f"After recalibrating each layer the loss does not fall at {layers_in_words(up)}, "
             "so there the model gains no knowledge that this loss can see."
-            if rising
-            else "The loss falls at every layer after recalibration too."
+            if up
+            else f"The loss falls at {_every(runs)} after recalibration too."
         )
     shares = layer_means(results, arm, lambda run: run.log_share)
     if shares:
@@ -276,7 +271,7 @@ def inflation_sentences(results: Results, arm: str) -> list[str]:
     descending = [run.share_descending for run in runs if run.share_descending is not None]
     if descending:
         share = 100 * sum(descending) / len(descending)
-        sentences.append(f"The loss falls at every layer for {share:.0f} % of single test samples.")
+        sentences.append(f"The loss falls at {_every(runs)} for {share:.0f} % of single test samples.")
     if any(run.feasible_checkpoint is False for run in runs):
         sentences.append(
             "No checkpoint was feasible on validation data in some run: the least infeasible one was kept."
