@@ -53,6 +53,15 @@ def test_history_keeps_many_layers_in_order() -> None:
     assert descent_history([entry]) == []
 
 
+def test_an_evaluation_is_monotone_where_the_constraints_ask_for_it() -> None:
+    losses = torch.tensor([0.69, 0.75, 0.5, 0.6, 0.3])
+    for constraints, expected in (
+        (DescentConstraints(num_layers=4, alpha=0.05), 0.0),
+        (DescentConstraints(num_layers=4, alpha=0.05, grid=(0, 2, 4)), 1.0),
+    ):
+        assert evaluation_entries(losses, constraints, "eval_")["eval_monotone"] == expected
+
+
 def test_a_meter_of_nothing_has_no_mean() -> None:
     meter = LossMeter(2)
     meter.add(torch.tensor([torch.nan, torch.nan]), items=0)

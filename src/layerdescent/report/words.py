@@ -23,7 +23,8 @@ from layerdescent.report.units import UNITS, number
 
 GLOSSARY = {
     "ERM": "Empirical risk minimisation: ordinary training, which lowers the loss of the last layer only.",
-    "monotone": "The mean test loss of every layer lies below that of the layer before it.",
+    "monotone": "The mean test loss of every layer lies below that of the layer before it "
+    "(of the constrained layers, where not all are).",
     "feasible": "Every constraint Fₗ ≤ (1 − αₗ) Fₗ₋₁ is met within its tolerance, a fraction of αₗ.",
     "shown": "The simultaneous one-sided 95 % bounds on all paired violations lie below 0: "
     "not only the means of this sample say so.",

@@ -6,6 +6,7 @@ from typing import Any
 
 from layerdescent.descent import DescentConstraints
 from layerdescent.files import write_text
+from layerdescent.layers import every_layer
 from layerdescent.training.capture import plain_model
 from layerdescent.training.records import descent_history
 
@@ -88,13 +89,14 @@ def _profile(profile: Mapping[str, Any] | None, constraints: DescentConstraints,
         "## What its layers do",
         f"Loss read from every layer by the model's own head, at step {profile['step']} on {where}{meaning}.",
         "\n".join(rows),
-        *([_verdict(profile, constrained)] if evaluated else []),
+        *([_verdict(profile, constraints, constrained)] if evaluated else []),
     ]
     return "\n\n".join(lines) + "\n\n"
 
 
-def _verdict(profile: Mapping[str, Any], constrained: bool) -> str:
-    falls = "The loss falls at every layer" if profile["monotone"] else "The loss does not fall at every layer"
+def _verdict(profile: Mapping[str, Any], constraints: DescentConstraints, constrained: bool) -> str:
+    every = every_layer(constraints.nodes, constraints.num_layers)
+    falls = f"The loss {'falls' if profile['monotone'] else 'does not fall'} at {every}"
     if not constrained:
         return f"{falls}."
     if profile["feasible"]:

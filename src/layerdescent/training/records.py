@@ -69,7 +69,7 @@ def evaluation_entries(losses: Tensor, constraints: DescentConstraints, prefix: 
     score = descent_score(losses.tolist(), constraints)
     return {
         **loss_entries(losses, constraints, prefix),
-        f"{prefix}monotone": float(monotone(losses)),
+        f"{prefix}monotone": float(monotone(losses[list(constraints.nodes)])),
         f"{prefix}feasible": float(is_feasible_score(score)),
         f"{prefix}descent_score": score,
     }
