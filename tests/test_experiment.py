@@ -14,9 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from layerdescent.errors import InputError, RunError
-from layerdescent.experiment import compare_recipe, train_recipe
+from layerdescent.experiment import _lambda_share, _yardstick, compare_recipe, train_recipe
 from layerdescent.recipes import load_recipe
-from tests.tiny_recipe import write_recipe
+from layerdescent.runs import Run
+from tests.tiny_recipe import save_checkpoint, write_recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' own saving
 
@@ -42,6 +43,9 @@ def test_results_hold_what_a_page_needs(compared: tuple[dict[str, Any], Path]) -
     assert len(descent["layer_losses"]["test"]) == len(descent["layer_losses"]["validation"]) == 3
     assert len(descent["history"]["multipliers"]) == len(descent["history"]["step"]) == 12
     assert "multipliers" not in erm["history"]
+    assert len(descent["history"]["active_share"]) == 12
+    assert descent["feasible_checkpoint"] is bool(descent["validation"]["feasible"])
+    assert erm["feasible_checkpoint"] is None
     assert [(row["kind"], row["gamma"]) for row in descent["noise"]] == [("none", 0.0), ("gaussian", 1.0)]
     assert {(row["arm"], row["against"]) for row in results["paired"]} == {("descent", "erm")}
     assert results["command"] == "a test"
@@ -92,6 +96,36 @@ def test_frontier_has_checkpoints_and_variants(recipe_file: Path, tmp_path: Path
         (decay, step) for decay in (0.0, 0.1) for step in (4, 8, 12)
     ]
     assert all(0 <= point["in_distribution"] <= 1 for point in points)
+
+
+def test_a_frontier_may_have_variants_only(recipe_file: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(str(recipe_file), ["frontier={weight_decay: [0.1]}", "train.num_train_epochs=1"])
+    points = compare_recipe(recipe, tmp_path, arms=["erm"], progress=False)["frontier"]
+    assert [(point["weight_decay"], point["step"]) for point in points] == [(0.0, 6), (0.1, 6)]
+
+
+def test_an_arm_and_a_seed_named_twice_are_run_once(compared: tuple[dict[str, Any], Path], recipe_file: Path) -> None:
+    results, folder = compared
+    twice = compare_recipe(
+        load_recipe(str(recipe_file)), folder, arms=["descent", "descent"], seeds=[0, 0], progress=False
+    )
+    assert twice["runs"] == results["runs"]
+
+
+def test_plain_training_is_measured_by_what_the_constrained_arm_asks(recipe_file: Path, tmp_path: Path) -> None:
+    """Descent is the default objective, so an arm need not name it."""
+    recipe = load_recipe(str(recipe_file), ["arms={erm: {objective: erm}, descent: {alpha: 0.2}}"])
+    for arm in recipe.arms:
+        run = Run(recipe, arm, 0, tmp_path)
+        save_checkpoint(run.model)
+        assert _yardstick(run).alphas == (0.2, 0.2)
+
+
+def test_the_share_of_steps_with_a_multiplier_counts_every_step() -> None:
+    """Log entries show the multipliers at their last step only, and the last window may be short."""
+    history = {"step": [10, 20, 25], "multipliers": [[0.0], [0.0], [0.0]], "active_share": [[0.5], [0.0], [1.0]]}
+    assert _lambda_share({"history": history}) == pytest.approx([(5 + 0 + 5) / 25])
+    assert _lambda_share({"history": {"step": [10]}}) is None
 
 
 def test_a_killed_run_goes_on_and_ends_with_the_same_model(recipe_file: Path, tmp_path: Path) -> None:

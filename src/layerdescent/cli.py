@@ -116,7 +116,7 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Samples a batch.")]
 def train(
     recipe: RecipeName,
     arm: Annotated[str, typer.Option(help="Which arm of the recipe.")] = "descent",
-    seed: Annotated[int | None, typer.Option(help="Seed; the recipe's first by default.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Seed; the recipe's first by default.")] = None,
     set_: Overrides = None,
     folder: Folder = None,
     quiet: Quiet = False,
@@ -135,7 +135,10 @@ def train(
 def compare(
     recipe: RecipeName,
     arm: Annotated[list[str] | None, typer.Option(help="Only these arms; repeatable.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="These seeds instead of the recipe's; repeatable.")] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(min=0, max=2**32 - 1, help="These seeds instead of the recipe's; repeatable."),
+    ] = None,
     set_: Overrides = None,
     folder: Folder = None,
     quiet: Quiet = False,

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -76,10 +77,9 @@ def compare_recipe(
     Raises:
         InputError: see `train_recipe`.
     """
-    names = [_known_arm(recipe, arm) for arm in arms or recipe.arms]
-    names = [recipe.baseline, *(name for name in names if name != recipe.baseline)]
+    names = dict.fromkeys([recipe.baseline, *(_known_arm(recipe, arm) for arm in arms or recipe.arms)])
     _claim(folder, recipe)
-    runs = [Run(recipe, arm, seed, folder) for seed in seeds or recipe.seeds for arm in names]
+    runs = [Run(recipe, arm, seed, folder) for seed in dict.fromkeys(seeds or recipe.seeds) for arm in names]
     extra = _frontier_runs(recipe, runs)
     _check_settings([*runs, *extra])
     say = _Stages(len(runs) + len(extra) + 2, show=progress)
@@ -145,7 +145,10 @@ def _check_settings(runs: Sequence[Run]) -> None:
 def _load_data(recipe: Recipe, progress: bool) -> tuple[PreparedText, PreTrainedTokenizerBase]:
     source = resolve_model(recipe.model.source)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=recipe.model.revision)
-    return prepare(recipe.data, tokenizer, progress=progress), tokenizer
+    data = prepare(recipe.data, tokenizer, progress=progress)
+    if progress:
+        tqdm.write(data.report.summary())
+    return data, tokenizer
 
 
 class _Stages:
@@ -195,19 +198,19 @@ def _profiles(
 
 def _yardstick(run: Run) -> DescentConstraints:
     """What *feasible* means for a run: its own constraints; for other arms those of the recipe's first descent arm."""
-    own = run if run.settings.get("objective") == "descent" else None
-    constrained = [arm for arm, settings in run.recipe.arms.items() if settings.get("objective") == "descent"]
-    measured = own or Run(run.recipe, constrained[0] if constrained else run.arm, run.seed, run.root)
+    candidates = [run, *(Run(run.recipe, arm, run.seed, run.root) for arm in run.recipe.arms)]
+    measured = next((each for each in candidates if each.objective == "descent"), run)
     config = training_config(measured, progress=False)
     return config.constraints(AutoConfig.from_pretrained(run.model).num_hidden_layers)
 
 
 def _lambda_share(record: dict[str, Any]) -> list[float] | None:
-    """For every constraint, the share of logged steps at which its multiplier was above 0."""
-    rows = record["history"].get("multipliers") or []
-    if record["alpha"] is None or not rows:
+    """For every constraint, the share of training steps with its multiplier above 0."""
+    windows = record["history"].get("active_share")
+    if not windows:
         return None
-    return [sum(value > 0 for value in column) / len(rows) for column in zip(*rows, strict=True)]
+    steps = np.diff(record["history"]["step"], prepend=0)
+    return np.average(windows, axis=0, weights=steps).tolist()
 
 
 def _sweep(
@@ -309,6 +312,7 @@ def _results(
                 "arm": run.arm,
                 "seed": run.seed,
                 "alpha": record["alpha"],
+                "feasible_checkpoint": _feasible_checkpoint(record),
                 **{key: profile[key] for key in ("layers", "nodes", "inflation", "tightness", "verdict", "log_share")},
                 **{key: profile[key] for key in ("share_descending", "constant_loss", "sentences", "temperatures")},
                 "layer_losses": {
@@ -319,7 +323,7 @@ def _results(
                 "violations": {"test": profile["violations"]},
                 "calibrated_losses": {"test": profile["calibrated_losses"]},
                 "accuracies": {"test": profile["accuracies"]},
-                "flags": [f"{flag['name'].capitalize()}: {flag['sentence']}." for flag in profile["flags"]],
+                "flags": [flag.text for flag in profiles[run].flags],
                 "noise": sweep.noise(run.arm, run.seed),
                 "history": record["history"],
                 "step_time_ratio": _ratio(record["step_seconds"], baseline["step_seconds"]),
@@ -350,6 +354,13 @@ def _results(
         "frontier": frontier,
         "cost": None,
     }
+
+
+def _feasible_checkpoint(record: dict[str, Any]) -> bool | None:
+    """Whether the checkpoint kept of a constrained run was feasible on validation data; None where none was chosen."""
+    if record["alpha"] is None or record["validation"] is None:
+        return None
+    return bool(record["validation"]["feasible"])
 
 
 def _ratio(value: float | None, baseline: float | None) -> float | None:

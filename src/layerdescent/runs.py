@@ -74,6 +74,11 @@ class Run:
         """The training settings of this run: the recipe's, then the arm's, then what the frontier changed."""
         return {**self.recipe.arm_settings(self.arm), **dict(self.overrides)}
 
+    @property
+    def objective(self) -> str:
+        """What the run minimises."""
+        return self.settings.get("objective", DescentConfig.objective)
+
 
 def training_config(run: Run, progress: bool) -> DescentConfig:
     """The arguments of a run: the recipe's, over defaults that make arms comparable."""
@@ -162,7 +167,7 @@ def train_run(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, 
     set_seed(run.seed)  # the new head is drawn here
     timer = _StepTimer()
     callbacks: list[TrainerCallback] = [timer]
-    if run.recipe.frontier and run.arm == run.recipe.baseline:
+    if run.recipe.frontier and run.recipe.frontier.checkpoints and run.arm == run.recipe.baseline:
         callbacks.append(_KeepWeights(run.folder / "along", run.recipe.frontier.checkpoints))
     trainer = DescentTrainer(
         model=_load_model(run, data),
@@ -208,7 +213,7 @@ def train_run(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, 
 
 def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """A list of records as one list for each quantity that all of them have."""
-    names = ("step", "layer_losses", "violations", "weights", "multipliers", "slacks")
+    names = ("step", "layer_losses", "violations", "weights", "multipliers", "slacks", "active_share")
     return {name: [record[name] for record in records] for name in names if all(name in record for record in records)}
 
 

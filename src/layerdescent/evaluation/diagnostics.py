@@ -206,6 +206,11 @@ class Flag:
     layers: tuple[int, ...]
     sentence: str
 
+    @property
+    def text(self) -> str:
+        """The suspicion as it stands among other sentences."""
+        return f"{self.name.capitalize()}: {self.sentence}."
+
 
 def find_flags(
     losses: ArrayLike,

@@ -364,7 +364,7 @@ def describe(profile: DescentProfile) -> list[str]:
             f"F_0 = {profile.mean_losses[0]:.3f} lies above the best constant prediction ({entropy:.3f}): "
             "the head is confidently wrong on the initial representation."
         )
-    flags = [f"{flag.name.capitalize()}: {flag.sentence}." for flag in profile.flags]
+    flags = [flag.text for flag in profile.flags]
     return [*sentences, *(flags or ["Nothing suspicious was found."])]
 
 
