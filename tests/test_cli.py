@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoTokenizer, BertForSequenceClassification
 from typer.testing import CliRunner, Result
 
 from layerdescent.cli import app
@@ -75,6 +77,40 @@ def test_profile(place: Path, tmp_path: Path) -> None:
 def test_profile_on_the_data_of_a_recipe(place: Path) -> None:
     result = run("profile", model(place, "erm"), "--data", f"recipe:{place / 'tiny.yaml'}", "--quiet")
     assert result.exit_code == 0, result.output
+
+
+@pytest.fixture
+def twins(place: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A folder of data whose classes are words, and one model twice, with its classes in two orders."""
+    for part in ("train", "test"):
+        with (place / f"{part}.csv").open(newline="") as file:
+            rows = [(row["text"], ("bad", "good")[int(row["label"])]) for row in csv.DictReader(file)]
+        with (tmp_path / f"{part}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *rows])
+    for name, order in (("as-words", [0, 1]), ("turned", [1, 0])):
+        twin: Any = BertForSequenceClassification.from_pretrained(model(place, "erm"))
+        twin.config.id2label = dict(enumerate([("bad", "good"), ("GOOD", "BAD")][order[0]]))
+        with torch.no_grad():
+            for parameter in twin.classifier.parameters():
+                parameter.copy_(parameter[order])
+        twin.save_pretrained(tmp_path / name)
+        AutoTokenizer.from_pretrained(model(place, "erm")).save_pretrained(tmp_path / name)
+    return tmp_path / "as-words", tmp_path / "turned"
+
+
+def test_classes_are_matched_by_name(twins: tuple[Path, Path]) -> None:
+    folder, found = twins[0].parent, []
+    for twin in twins:
+        result = run("profile", twin, "--data", folder, "--out", folder / "profile.json", "--quiet")
+        assert result.exit_code == 0, result.output
+        found.append(json.loads((folder / "profile.json").read_text()))
+    assert found[0]["accuracies"] == found[1]["accuracies"]
+    assert found[0]["layer_losses"] == pytest.approx(found[1]["layer_losses"], rel=1e-5)
+
+
+def test_models_that_number_their_classes_differently_are_refused(twins: tuple[Path, Path]) -> None:
+    result = run("sweep", *twins, "--data", twins[0].parent, "--quiet")
+    assert_refused(result, 2, "bad, good", "good, bad", "separately")
 
 
 def test_sweep(place: Path, tmp_path: Path) -> None:

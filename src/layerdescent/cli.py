@@ -106,7 +106,10 @@ DataSource = Annotated[
 Split = Annotated[str, typer.Option(help="Which part of the data to read.")]
 TextColumn = Annotated[str | None, typer.Option(help="Column of the text.")]
 PairColumn = Annotated[str | None, typer.Option(help="Column of the second text, for pairs.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Column of the label.")]
+LabelColumn = Annotated[
+    str | None,
+    typer.Option(help="Column of the label; classes called as the model calls them are matched by name."),
+]
 Limit = Annotated[int, typer.Option(min=2, help="Use at most so many samples.")]
 MaxLength = Annotated[int, typer.Option(min=4, help="Tokens a sample is cut to.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples a batch.")]
@@ -199,7 +202,9 @@ def profile(
     constraints = DescentConstraints(
         num_layers=Readout.for_model(loaded).num_layers, alpha=alpha, first_layer=first_layer
     )
-    rows, validation, tokenizer = _rows(model, data, split, validation_split, columns, max_length, limit)
+    rows, validation, tokenizer = _rows(
+        [model, *([against] if against else [])], data, split, validation_split, columns, max_length, limit
+    )
     settings: dict[str, Any] = {
         "processing_class": tokenizer,
         "constraints": constraints,
@@ -253,7 +258,7 @@ def sweep(
         "text_pair_column": text_pair_column,
         "label_column": label_column,
     }
-    rows, validation, tokenizer = _rows(models[0], data, split, validation_split, columns, max_length, limit)
+    rows, validation, tokenizer = _rows(models, data, split, validation_split, columns, max_length, limit)
     names = [str(model) for model in models]
     if len(set(names)) < len(names):
         raise InputError(f"the models are {', '.join(names)}: name each checkpoint once")
@@ -308,7 +313,7 @@ def recipes(
 
 
 def _rows(
-    model: str,
+    models: list[str],
     data: str,
     split: str,
     validation_split: str | None,
@@ -316,23 +321,46 @@ def _rows(
     max_length: int,
     limit: int,
 ) -> tuple[Any, Any, Any]:
-    """The rows to evaluate on, those to calibrate on (or None), and the tokenizer that made them."""
-    from layerdescent.data import load_text, prepare, tokenise
-    from layerdescent.evaluation.batches import load_tokenizer
+    """The rows to evaluate on, those to calibrate on (or None), and the first model's tokenizer, which made them."""
+    from datasets import ClassLabel
+
+    from layerdescent.data import load_text, prepare, renumbered, tokenise
+    from layerdescent.evaluation.batches import stored_tokenizer
     from layerdescent.recipes import load_recipe
 
-    tokenizer = load_tokenizer(None, model, [{"input_ids": []}])
+    classes = _classes(models)
+    tokenizer = stored_tokenizer(models[0])
     if data.startswith("recipe:"):
         prepared = prepare(load_recipe(data.removeprefix("recipe:")).data, tokenizer)
         if split not in ("validation", "test"):
             raise InputError(f"--split is {split!r}: of a recipe's data, evaluate on test or validation")
-        return getattr(prepared, split), prepared.validation, tokenizer
-    length = min(max_length, tokenizer.model_max_length)
-    parts = [
-        tokenise(load_text(data, part, **columns), tokenizer, length, limit) if part else None
-        for part in (split, validation_split)
-    ]
-    return parts[0], parts[1], tokenizer
+        test, validation = (
+            renumbered(part, prepared.label_names, classes) for part in (getattr(prepared, split), prepared.validation)
+        )
+        return test, validation, tokenizer
+    parts: list[Any] = []
+    for part in filter(None, (split, validation_split)):
+        rows = load_text(data, part, **columns)
+        kind = rows.features["label"]
+        names = kind.names if isinstance(kind, ClassLabel) else None
+        tokenised = tokenise(rows, tokenizer, min(max_length, tokenizer.model_max_length), limit)
+        parts.append(renumbered(tokenised, names, classes))
+    return parts[0], parts[1] if validation_split else None, tokenizer
+
+
+def _classes(models: list[str]) -> list[str]:
+    """The names of the models' classes in the order of their ids, which must be one order for all."""
+    from layerdescent.evaluation.batches import load_config
+
+    known = {model: [name.lower() for _, name in sorted(load_config(model).id2label.items())] for model in models}
+    first, *others = known
+    for other in others:
+        if known[other] != known[first] and sorted(known[other]) == sorted(known[first]):
+            raise InputError(
+                f"{first} numbers its classes {', '.join(known[first])} and {other} {', '.join(known[other])}: "
+                "evaluate them separately"
+            )
+    return known[first]
 
 
 def _calm() -> None:

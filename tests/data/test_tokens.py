@@ -2,9 +2,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from layerdescent.data import load_text, tokenise
+from layerdescent.data import load_text, renumbered, tokenise
 from layerdescent.errors import InputError
 from tests.data.examples import reviews, write_jsonl
 
@@ -36,3 +37,21 @@ def test_a_limit_keeps_the_classes_in_proportion(tmp_path: Path, tokenizer: PreT
         tokenise(rows, tokenizer, 8, limit=0)
     with pytest.raises(InputError, match="max_length is 65, and this model takes at most 64 tokens"):
         tokenise(rows, tokenizer, 65)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "wanted", "expected"),
+    [
+        ([0, 1, 1], ["a", "b"], ["B", "A"], [1, 0, 0]),
+        ([0, 1], ["b", "c"], ["a", "b", "c"], [1, 2]),  # a class without rows
+        ([[1, 0, 0], [0, 1, 1]], ["a", "b", "c"], ["c", "a", "b"], [[0, 1, 0], [1, 0, 1]]),
+        ([0, 1], ["0", "1"], ["label_0", "label_1"], [0, 1]),
+        ([0, 1], ["a", "b"], ["a", "c"], [0, 1]),
+        ([0.5, 0.1], None, ["value"], [0.5, 0.1]),
+    ],
+)
+def test_classes_get_the_ids_of_the_model_that_knows_their_names(
+    labels: list[Any], names: list[str] | None, wanted: list[str], expected: list[Any]
+) -> None:
+    rows = Dataset.from_dict({"input_ids": [[1]] * len(labels), "labels": labels})
+    assert renumbered(rows, names, wanted)["labels"][:] == expected

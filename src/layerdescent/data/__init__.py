@@ -3,6 +3,15 @@
 from layerdescent.data.duplicates import DuplicateReport
 from layerdescent.data.packages import resolve_model
 from layerdescent.data.text import DataReport, PreparedText, load_text, prepare
-from layerdescent.data.tokens import tokenise
+from layerdescent.data.tokens import renumbered, tokenise
 
-__all__ = ["DataReport", "DuplicateReport", "PreparedText", "load_text", "prepare", "resolve_model", "tokenise"]
+__all__ = [
+    "DataReport",
+    "DuplicateReport",
+    "PreparedText",
+    "load_text",
+    "prepare",
+    "renumbered",
+    "resolve_model",
+    "tokenise",
+]

@@ -61,6 +61,36 @@ def tokenise(
     return encode(texts, pairs, labels, task, tokenizer, max_length, progress=progress)[0]
 
 
+def renumbered(rows: Dataset, names: Sequence[str] | None, wanted: Sequence[str]) -> Dataset:
+    """Tokenised rows whose classes have the ids of a model, where data and model call them by the same names.
+
+    Args:
+        rows: with the column `labels`.
+        names: the classes of the rows in the order of their ids; None where there are none.
+        wanted: the model's classes in the order of its ids.
+
+    Returns:
+        The rows, their labels renumbered by name (upper and lower case aside); as they were where the names differ.
+
+    Example:
+        >>> rows = Dataset.from_dict({"labels": [0, 1, 0]})
+        >>> renumbered(rows, ["contra", "pro"], ["PRO", "CONTRA"])["labels"][:]
+        [1, 0, 1]
+    """
+    ids = {name.lower(): number for number, name in enumerate(wanted)}
+    if names is None or not {name.lower() for name in names} <= ids.keys():
+        return rows
+    order = [ids[name.lower()] for name in names]
+    if order == list(range(len(order))):
+        return rows
+    labels = np.asarray(rows["labels"][:])
+    if labels.ndim == 1:
+        labels = np.asarray(order)[labels]
+    elif len(order) == len(ids):
+        labels = labels[:, np.argsort(order)]
+    return rows.remove_columns("labels").add_column("labels", labels.tolist())
+
+
 def encode(
     texts: Sequence[str],
     pairs: Sequence[str] | None,

@@ -229,6 +229,20 @@ def layer_outputs(
                 bar.update()
 
 
+def load_config(model: str | Path) -> Any:
+    """The configuration of a checkpoint.
+
+    Raises:
+        InputError: There is no such checkpoint.
+    """
+    try:
+        return transformers.AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"no model at {model}: give a folder with config.json, or a hub name ({_line(error)})"
+        ) from None
+
+
 def load_model(model: ModelOrPath) -> nn.Module:
     """A model as it is, or loaded from a checkpoint with the class that its configuration names.
 
@@ -238,12 +252,7 @@ def load_model(model: ModelOrPath) -> nn.Module:
     """
     if isinstance(model, nn.Module):
         return model
-    try:
-        config = transformers.AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"no model at {model}: give a folder with config.json, or a hub name ({_line(error)})"
-        ) from None
+    config = load_config(model)
     name = (config.architectures or ["?"])[0]
     architecture = getattr(transformers, name, None)
     if architecture is None:
@@ -259,6 +268,15 @@ def load_tokenizer(processing_class: Any, model: ModelOrPath, data: Rows) -> Any
     """The tokenizer that was given, or the one stored with the checkpoint; None where the rows are not tokens."""
     if processing_class is not None or isinstance(model, nn.Module) or "input_ids" not in data[0]:
         return processing_class
+    return stored_tokenizer(model)
+
+
+def stored_tokenizer(model: str | Path) -> Any:
+    """The tokenizer stored with a checkpoint.
+
+    Raises:
+        InputError: There is none.
+    """
     try:
         return transformers.AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
