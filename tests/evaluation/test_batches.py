@@ -21,8 +21,7 @@ from layerdescent.evaluation.batches import (
     load_tokenizer,
     problem_type,
 )
-from layerdescent.evaluation.diagnostics import ProblemType
-from layerdescent.readout import Readout
+from layerdescent.readout import ProblemType, Readout
 from tests.evaluation.tiny import Rows, make_model, make_rows
 
 

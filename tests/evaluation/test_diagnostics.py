@@ -13,7 +13,6 @@ from layerdescent.descent import DescentConstraints
 from layerdescent.errors import InputError
 from layerdescent.evaluation.diagnostics import (
     Flag,
-    ProblemType,
     constant_predictor_losses,
     find_flags,
     fit_calibration,
@@ -22,6 +21,7 @@ from layerdescent.evaluation.diagnostics import (
     tightness,
 )
 from layerdescent.layers import rises
+from layerdescent.readout import ProblemType
 
 Array = NDArray[np.float64]
 LABELS = np.arange(4000) % 2

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +15,7 @@ from layerdescent.data.sources import WHOLE, Parts, Source, open_source
 from layerdescent.data.splits import cut, subsample
 from layerdescent.data.tokens import check_length, encode
 from layerdescent.errors import InputError
+from layerdescent.readout import ProblemType
 from layerdescent.recipes.schema import PARTS, DataSpec
 
 _LINE_BREAK_TAG = re.compile(r"(<br\s*/?>\s*)+", re.IGNORECASE)
@@ -147,7 +148,7 @@ class PreparedText:
         return len(self.label_names) if self.label_names else 1
 
     @property
-    def problem_type(self) -> Literal["single_label_classification", "multi_label_classification", "regression"]:
+    def problem_type(self) -> ProblemType:
         """The task in the words of a model's configuration."""
         if self.task == "classification":
             return "single_label_classification"

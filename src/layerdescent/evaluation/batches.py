@@ -22,9 +22,9 @@ from tqdm import tqdm
 from transformers.data.data_collator import pad_without_fast_tokenizer_warning
 
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
-from layerdescent.evaluation.diagnostics import ProblemType
 from layerdescent.perturbation import Perturbation
-from layerdescent.readout import Readout
+from layerdescent.readout import ProblemType, Readout
+from layerdescent.readout import problem_type as problem_type_of_head
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -99,17 +99,13 @@ def collate(rows: Rows, processing_class: Any = None) -> dict[str, Tensor]:
 
 
 def problem_type(readout: Readout, data: Rows) -> ProblemType:
-    """Which loss a model's head has, decided as transformers decides it.
+    """Which loss a model's head has: a list of labels in a row is several labels, whatever its type.
 
     Raises:
         InputError: The rows have no labels.
     """
-    config: Any = readout.model.config
-    if config.problem_type is not None:
-        return config.problem_type
-    if config.num_labels == 1:
-        return "regression"
-    return "single_label_classification" if np.ndim(_label(data[0])) == 0 else "multi_label_classification"
+    dtype = torch.int64 if np.ndim(_label(data[0])) == 0 else torch.float32
+    return problem_type_of_head(readout.model.config, torch.empty(0, dtype=dtype))
 
 
 def labels_of(data: Rows, kind: ProblemType, num_labels: int | None = None) -> NDArray[Any]:

@@ -14,7 +14,7 @@ and `find_flags` turns them into named suspicions with their numbers. The thresh
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ from scipy.special import expit, softmax, xlogy
 from layerdescent.descent import DescentConstraints
 from layerdescent.errors import InputError
 from layerdescent.layers import CALIBRATED_FALL, every_layer, layers_in_words, rises
+from layerdescent.readout import ProblemType
 from layerdescent.statistics import simultaneous_upper_bounds
 
 Array = NDArray[np.float64]
-ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 
 INFLATION_SHARE = 0.02
 """A layer is inflated when its inflation exceeds this share of the best constant predictor's loss, beyond noise. [C]"""

@@ -28,7 +28,6 @@ from layerdescent.evaluation.batches import (
 from layerdescent.evaluation.diagnostics import (
     Calibration,
     Flag,
-    ProblemType,
     constant_predictor_losses,
     find_flags,
     fit_calibration,
@@ -38,7 +37,7 @@ from layerdescent.evaluation.diagnostics import (
 )
 from layerdescent.layers import CALIBRATED_FALL, every_layer, layers_in_words, rises
 from layerdescent.perturbation import Perturbation
-from layerdescent.readout import Readout
+from layerdescent.readout import ProblemType, Readout
 from layerdescent.statistics import mean_intervals, method_name, simultaneous_upper_bounds
 
 Array = NDArray[np.float64]

@@ -28,7 +28,6 @@ from layerdescent.evaluation.batches import (
     load_tokenizer,
     problem_type,
 )
-from layerdescent.evaluation.diagnostics import ProblemType
 from layerdescent.evaluation.sweep_result import (
     CLEAN,
     Key,
@@ -39,7 +38,7 @@ from layerdescent.evaluation.sweep_result import (
     trivial_predictors,
 )
 from layerdescent.perturbation import Perturbation
-from layerdescent.readout import Readout
+from layerdescent.readout import ProblemType, Readout
 
 GAMMAS = (0.5, 1.0, 1.5, 2.0)
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75)

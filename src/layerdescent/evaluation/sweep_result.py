@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from layerdescent.evaluation.diagnostics import ProblemType
+from layerdescent.readout import ProblemType
 from layerdescent.statistics import paired_difference
 
 Array = NDArray[np.float64]

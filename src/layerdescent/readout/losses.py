@@ -4,7 +4,7 @@ Which loss it is, is decided as Hugging Face decides it in the model's own forwa
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,13 +12,15 @@ from torch.nn import functional
 
 from layerdescent.errors import InputError
 
+ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
+
 Losses = Callable[[Any, Tensor, Tensor], Tensor]
 """(config, logits (..., B, K), labels (B,) or (B, K)) -> losses (..., B)."""
 
 IGNORED = -100
 
 
-def problem_type(config: Any, labels: Tensor) -> str:
+def problem_type(config: Any, labels: Tensor) -> ProblemType:
     """Name the kind of head: what the config says, else what its number of labels and their dtype say.
 
     The rule of transformers, without its side effect (there the first forward with labels writes it into the config):
