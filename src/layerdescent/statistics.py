@@ -44,11 +44,6 @@ class Estimate:
     n_units: int
     method: str
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether 0 lies outside the interval."""
-        return self.low > 0 or self.high < 0
-
     def to_dict(self) -> dict[str, Any]:
         """The estimate as JSON-able fields; the interval is named after its confidence, `ci95` by default."""
         return {

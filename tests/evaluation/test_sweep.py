@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,8 @@ def test_a_trivial_predictor_that_wins_is_named() -> None:
         "gaussian 2: no arm beats the trivial predictor 'majority' (accuracy 0.5; the best arm has 0.5)."
     ]
     assert [entry["value"] for entry in result.trivial_values()] == [0.5, 0.5]
+    shares = replace(result, settings=[Setting("none", 0.0), Setting("discrete", 3.1, 0.25)])
+    assert shares.beaten_by_trivial()[0].startswith("discrete 25 %: no arm")
 
 
 def test_trivial_predictors_know_the_training_labels_only() -> None:

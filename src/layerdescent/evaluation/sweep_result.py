@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from layerdescent.readout import ProblemType
 from layerdescent.statistics import paired_difference
+from layerdescent.tables import condition
 
 Array = NDArray[np.float64]
 Key = tuple[str, int]
@@ -176,7 +177,7 @@ class SweepResult:
                 best = min(scores) if self.metric == "rmse" else max(scores)
                 if best >= bar if self.metric == "rmse" else best <= bar:
                     sentences.append(
-                        f"{setting.kind} {setting.level:g}: no arm beats the trivial predictor {name!r} "
+                        f"{condition(setting.to_dict())}: no arm beats the trivial predictor {name!r} "
                         f"({self.metric} {bar:.3g}; the best arm has {best:.3g})."
                     )
         return sentences

@@ -24,6 +24,7 @@ from layerdescent.perturbation.vocabulary import (
     word_embedding,
     word_rows,
 )
+from layerdescent.tables import condition
 
 
 @dataclass
@@ -60,8 +61,7 @@ class Perturbation:
         InputError: an unknown kind, gamma below 0, a share outside (0, 1) or for another kind, neither of the two.
 
     Source: gaussian, uniform and discrete noise of strength gamma on token embeddings [P]; unit, keys, the nearest row
-        under metric-privacy
-    noise (Feyisetan et al. 2020) and the share as an index are ours [C].
+        under metric-privacy noise (Feyisetan et al. 2020) and the share as an index are ours [C].
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -105,7 +105,7 @@ class Perturbation:
     @property
     def label(self) -> str:
         """What a table or an axis calls it: "gaussian 1.5", "discrete 25 %"."""
-        return f"{self.kind} {self.gamma:g}" if self.share is None else f"{self.kind} {100 * self.share:g} %"
+        return condition(self.to_dict())
 
     @property
     def realised_share(self) -> float | None:

@@ -209,17 +209,14 @@ class Recipe(_Section):
         """The `DescentConfig` fields of one arm: what all arms share, then its own."""
         return {**self.train, **self.arms[arm]}
 
-    def fingerprint(self) -> str:
-        """A hash of what all runs share and what decides their results: model, data, shared training fields, metric.
-
-        Arms, seeds and evaluation are left out, so that more of them can be added to a folder of results;
-        `arm_fingerprint` tells whether one arm is still the same.
-        """
-        return _fingerprint({"model": self.model, "data": self.data, "train": self.train, "metric": self.metric})
-
     def arm_fingerprint(self, arm: str) -> str:
         """A hash of what decides one arm's results: model, data, and its training fields however they are split up."""
-        return _fingerprint({"model": self.model, "data": self.data, "settings": self.arm_settings(arm)})
+        content = {
+            "model": self.model.model_dump(mode="json"),
+            "data": self.data.model_dump(mode="json"),
+            "settings": self.arm_settings(arm),
+        }
+        return hashlib.sha256(json.dumps(_canonical(content), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def list_recipes() -> list[str]:
@@ -358,14 +355,6 @@ _SECTIONS: Mapping[str, type[BaseModel]] = {
 def _nearest(word: str, known: Mapping[str, Any] | Sequence[str]) -> str:
     near = get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"did you mean {near[0]}? " if near else ""
-
-
-def _fingerprint(content: Mapping[str, Any]) -> str:
-    plain = {
-        name: value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-        for name, value in content.items()
-    }
-    return hashlib.sha256(json.dumps(_canonical(plain), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _canonical(value: Any) -> Any:
