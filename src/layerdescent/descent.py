@@ -307,9 +307,7 @@ class DescentConstraints:
         """
         self._check(losses)
         weights = self.gradient_weights(multipliers, losses)
-        surrogate = sum(
-            (w * losses[layer] for layer, w in enumerate(weights.tolist()) if w != 0), start=losses.new_zeros(())
-        )
+        surrogate = weighted_sum(losses, weights.tolist())
         with torch.no_grad():
             active = multipliers.nonzero().flatten()
             value = losses[-1]
@@ -320,6 +318,20 @@ class DescentConstraints:
             # Without an active constraint the correction must be 0 even where F_L is not finite.
             constant = value - surrogate if len(active) else torch.zeros_like(surrogate)
         return surrogate + constant
+
+
+def weighted_sum(losses: Tensor, weights: Sequence[float]) -> Tensor:
+    """sum_l w_l F_l; terms of weight 0 are left out, so an infinite loss of an unused layer does no harm.
+
+    Args:
+        losses: layer losses F_0 … F_L, shape (L+1,).
+        weights: one for each.
+
+    Example:
+        >>> weighted_sum(torch.tensor([float("inf"), 2.0, 4.0]), (0.0, 0.5, 0.5))
+        tensor(3.)
+    """
+    return sum((w * losses[layer] for layer, w in enumerate(weights) if w != 0), start=losses.new_zeros(()))
 
 
 def monotone(losses: ArrayLike | Tensor) -> bool:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layerdescent.descent import DescentConstraints
-from layerdescent.training.objectives import layers_with_gradient, weighted_sum
+from layerdescent.descent import DescentConstraints, weighted_sum
+from layerdescent.training.objectives import layers_with_gradient
 
 
 @given(st.lists(st.sampled_from([0.0, 0.3, 2.0]), min_size=4, max_size=4))

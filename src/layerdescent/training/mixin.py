@@ -25,7 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from layerdescent.descent import DescentConstraints
+from layerdescent.descent import DescentConstraints, weighted_sum
 from layerdescent.duals import Multipliers
 from layerdescent.errors import InputError, NonFiniteLossError
 from layerdescent.readout import Readout
@@ -46,7 +46,7 @@ from layerdescent.training.checkpoints import (
 from layerdescent.training.config import BEST_METRIC, DescentArguments
 from layerdescent.training.losses import LossFunction, count_items, losses_of_logits
 from layerdescent.training.meters import LossMeter
-from layerdescent.training.objectives import layers_with_gradient, weighted_sum
+from layerdescent.training.objectives import layers_with_gradient
 from layerdescent.training.progress import SHORT_LINES, GrowthWatch
 from layerdescent.training.records import LogWindow, descent_history, evaluation_entries
 from layerdescent.training.selection import is_feasible_score

@@ -1,25 +1,8 @@
-"""What is minimised, as functions of the layer losses: the Lagrangian, the last loss alone, or a fixed weighted sum."""
-
-from collections.abc import Sequence
+"""Which layers a step learns from, so that the others cost no backward pass."""
 
 from torch import Tensor
 
 from layerdescent.descent import DescentConstraints
-
-
-def weighted_sum(losses: Tensor, weights: Sequence[float]) -> Tensor:
-    """sum_l w_l F_l; terms of weight 0 are left out, so an infinite loss of an unused layer does no harm.
-
-    Args:
-        losses: layer losses F_0 … F_L, shape (L+1,).
-        weights: one for each.
-
-    Example:
-        >>> import torch
-        >>> weighted_sum(torch.tensor([float("inf"), 2.0, 4.0]), (0.0, 0.5, 0.5))
-        tensor(3.)
-    """
-    return sum((w * losses[layer] for layer, w in enumerate(weights) if w != 0), start=losses.new_zeros(()))
 
 
 def layers_with_gradient(constraints: DescentConstraints, multipliers: Tensor) -> set[int]:
