@@ -174,6 +174,13 @@ def test_wrong_settings_are_named_before_anything_trains(
     assert not list(tmp_path.glob("runs/erm*/model"))
 
 
+@pytest.mark.parametrize("override", ["arms.descent.alpha=1.5", "data.max_length=4000"])
+def test_what_never_trained_does_not_hold_the_folder(recipe_file: Path, tmp_path: Path, override: str) -> None:
+    with pytest.raises(InputError):
+        train_recipe(load_recipe(str(recipe_file), [override]), "descent", 0, tmp_path, progress=False)
+    assert train_recipe(load_recipe(str(recipe_file)), "descent", 0, tmp_path, progress=False).is_dir()
+
+
 def test_unknown_arm(recipe_file: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no arm 'decent': choose among descent, erm"):
         train_recipe(load_recipe(str(recipe_file)), "decent", 0, tmp_path)

@@ -45,8 +45,8 @@ def train_recipe(recipe: Recipe, arm: str, seed: int | None, folder: Path, *, pr
         InputError: no such arm, a setting that DescentConfig does not have, or a folder with another recipe's runs.
     """
     run = Run(recipe, _known_arm(recipe, arm), recipe.seeds[0] if seed is None else seed, folder)
-    _claim(folder, recipe)
     _check_settings([run])
+    _claim(folder, recipe)
     if not run.record.is_file():
         train_run(run, *_load_data(recipe, progress), progress=progress)
     return run.model
@@ -78,10 +78,10 @@ def compare_recipe(
         InputError: see `train_recipe`.
     """
     names = dict.fromkeys([recipe.baseline, *(_known_arm(recipe, arm) for arm in arms or recipe.arms)])
-    _claim(folder, recipe)
     runs = [Run(recipe, arm, seed, folder) for seed in dict.fromkeys(seeds or recipe.seeds) for arm in names]
     extra = _frontier_runs(recipe, runs)
     _check_settings([*runs, *extra])
+    _claim(folder, recipe)
     say = _Stages(len(runs) + len(extra) + 2, show=progress)
 
     say("reading and tokenising the data")
@@ -112,7 +112,7 @@ def _known_arm(recipe: Recipe, arm: str) -> str:
 def _claim(folder: Path, recipe: Recipe) -> None:
     """Make the folder this recipe's, or refuse where runs of other settings lie in it."""
     stored = folder / "recipe.yaml"
-    if stored.is_file():
+    if stored.is_file() and any((folder / "runs").glob("*")):
         try:
             earlier = load_recipe(str(stored))
         except InputError as error:

@@ -36,6 +36,10 @@ def test_without_a_progress_bar_the_printed_line_is_short_too(
     assert "layer_loss/0" in trainer.state.log_history[0]
 
 
+def test_a_score_of_the_users_own_is_shown() -> None:
+    assert brief({"eval_f1_score": 0.8, "eval_descent_score": 0.4}) == {"eval_f1_score": 0.8}
+
+
 def test_trackers_get_every_value(tmp_path: Path) -> None:
     class Tracker(TrainerCallback):
         def __init__(self) -> None:

@@ -8,19 +8,20 @@ from torch import Tensor
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from layerdescent.descent import DescentConstraints, feasibility_advice
+from layerdescent.training.config import BEST_METRIC
 
 logger = logging.getLogger(__name__)
 
 
 def brief(logs: dict[str, Any]) -> dict[str, Any]:
-    """A log entry without its per-layer values, but with the largest multiplier.
+    """A log entry without its per-layer values and the score, but with the largest multiplier.
 
     Example:
         >>> brief({"loss": 0.5, "layer_loss/0": 0.7, "max_violation": 0.1, "multiplier/1": 0.2, "multiplier/2": 0.4})
         {'loss': 0.5, 'max_violation': 0.1, 'largest_multiplier': 0.4}
     """
     multipliers = [value for key, value in logs.items() if key.startswith("multiplier/")]
-    line = {key: value for key, value in logs.items() if "/" not in key and not key.endswith("_score")}
+    line = {key: value for key, value in logs.items() if "/" not in key and not key.endswith(BEST_METRIC)}
     return line | ({"largest_multiplier": max(multipliers)} if multipliers else {})
 
 
