@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from layerdescent.errors import InputError, RunError
-from layerdescent.experiment import _lambda_share, _yardstick, compare_recipe, train_recipe
+from layerdescent.experiment import _claim, _lambda_share, _yardstick, compare_recipe, train_recipe
 from layerdescent.recipes import load_recipe
 from layerdescent.runs import Run
 from tests.tiny_recipe import save_checkpoint, write_recipe
@@ -179,6 +179,15 @@ def test_what_never_trained_does_not_hold_the_folder(recipe_file: Path, tmp_path
     with pytest.raises(InputError):
         train_recipe(load_recipe(str(recipe_file), [override]), "descent", 0, tmp_path, progress=False)
     assert train_recipe(load_recipe(str(recipe_file)), "descent", 0, tmp_path, progress=False).is_dir()
+
+
+def test_an_arm_left_out_in_between_is_still_held(recipe_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "descent-seed0").mkdir(parents=True)
+    _claim(tmp_path, load_recipe(str(recipe_file)))
+    _claim(tmp_path, load_recipe(str(recipe_file), ["arms={erm: {objective: erm}}"]))
+    _claim(tmp_path, load_recipe(str(recipe_file)))
+    with pytest.raises(InputError, match=r"other settings \(descent\)"):
+        _claim(tmp_path, load_recipe(str(recipe_file), ["arms.descent.alpha=0.1"]))
 
 
 def test_unknown_arm(recipe_file: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Runs a recipe: arms x seeds, trained, evaluated and compared, in one folder that can be picked up at any time.
 
     FOLDER/
-      recipe.yaml                          the recipe as resolved
+      recipe.yaml                          the recipe as resolved, with the arms of earlier ones
       runs/ARM-seedK/                      one run: see `layerdescent.runs`
       runs/ARM-seedK/profile.safetensors   its layer losses on the test part
       sweep/                               what the models do under noise, saved as it comes
@@ -111,7 +111,7 @@ def _known_arm(recipe: Recipe, arm: str) -> str:
 
 def _claim(folder: Path, recipe: Recipe) -> None:
     """Make the folder this recipe's, or refuse where runs of other settings lie in it."""
-    stored = folder / "recipe.yaml"
+    stored, arms = folder / "recipe.yaml", dict(recipe.arms)
     if stored.is_file() and any((folder / "runs").glob("*")):
         try:
             earlier = load_recipe(str(stored))
@@ -125,7 +125,9 @@ def _claim(folder: Path, recipe: Recipe) -> None:
                 f"({', '.join(differing) or 'other arms'}): "
                 "results of different settings are never mixed; use another --folder, or delete this one"
             )
-    write_text(stored, recipe.to_yaml())
+        # Arms that this recipe lacks may have runs here all the same, and hold their names.
+        arms |= {arm: earlier.arm_settings(arm) for arm in earlier.arms if arm not in arms}
+    write_text(stored, recipe.model_copy(update={"arms": arms}).to_yaml())
 
 
 def _check_settings(runs: Sequence[Run]) -> None:
