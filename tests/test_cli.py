@@ -219,7 +219,7 @@ def test_no_space_left(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("layerdescent.runs.DescentTrainer.save_model", full)
     result = run("train", place / "tiny.yaml", "--folder", tmp_path, "--quiet")
-    assert_refused(result, 1, "No space left", "older ones are whole")
+    assert_refused(result, 1, "No space left", "what was saved before is whole")
 
 
 def test_nan_loss(place: Path, tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ def test_screenshots_show_page_and_lines_in_the_scheme(
     with Image.open(picture) as image:
         assert image.size == (width, 2600)
     found = colours(picture)
-    assert found.most_common(1)[0][0] == rgb("#14171b" if dark else "#ffffff")
+    # On a phone the box with the findings fills much of the first screens.
+    assert rgb("#14171b" if dark else "#ffffff") in dict(found.most_common(2))
     assert found[rgb("#7fb2ff" if dark else ARMS[0])] > 300  # the line of the descent arm
 
 
