@@ -327,3 +327,5 @@ def test_the_dual_step_of_an_epoch(tmp_path: Path) -> None:
     assert history[0] == history[1] == [0.0] * 3
     assert max(history[2]) > 0
     assert history[2] == history[3] == history[4] != history[5]
+    logged = [entry for entry in trainer.state.log_history if "layer_loss/0" in entry]
+    assert ["capped_share" in entry for entry in logged] == [False, False, True] * 2

@@ -292,7 +292,7 @@ class DescentMixin(_Trainer):
         epoch = self.state.epoch
         # Not in on_epoch_end: a checkpoint of the epoch's last step is written before, and must hold its dual step.
         if self.multipliers is not None and epoch is not None and float(epoch).is_integer():
-            self.multipliers.end_epoch()
+            self._log_window.add_dual_step(self.multipliers.end_epoch())
 
     def _end_training(self) -> None:
         args: Any = self.args

@@ -26,6 +26,10 @@ class LogWindow:
         self._losses.append(losses)
         if multipliers is not None:
             self._active.append(multipliers.values > 0)
+        self.add_dual_step(step)
+
+    def add_dual_step(self, step: DualStep | None) -> None:
+        """Count a dual step, if there was one; at the end of an epoch it belongs to no single optimiser step."""
         if step is not None:
             self._capped.append(step.capped)
 
