@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from transformers import TrainerState
 
 from layerdescent.errors import InputError, RunError
 from layerdescent.experiment import _claim, _lambda_share, _yardstick, compare_recipe, train_recipe
 from layerdescent.recipes import load_recipe
-from layerdescent.runs import Run
+from layerdescent.runs import Run, _KeepWeights
 from tests.tiny_recipe import save_checkpoint, write_recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' own saving
@@ -96,6 +97,27 @@ def test_frontier_has_checkpoints_and_variants(recipe_file: Path, tmp_path: Path
         (decay, step) for decay in (0.0, 0.1) for step in (4, 8, 12)
     ]
     assert all(0 <= point["in_distribution"] <= 1 for point in points)
+
+
+def test_the_frontier_meets_the_noise_of_the_arms(recipe_file: Path, tmp_path: Path) -> None:
+    """Discrete noise is calibrated on one model, whose embeddings training moves."""
+    noise = "evaluation.noise=[{kind: discrete, shares: [0.25]}]"
+    recipe = load_recipe(str(recipe_file), ["frontier={checkpoints: 3, weight_decay: [0.1]}", noise])
+    results = compare_recipe(recipe, tmp_path, arms=["erm"], progress=False)
+    assert {point["gamma"] for point in results["frontier"]} == {results["runs"][0]["noise"][1]["gamma"]}
+
+
+@pytest.mark.parametrize(("steps", "count", "kept"), [(12, 3, [4, 8]), (11, 6, [1, 3, 5, 7, 9]), (3, 5, [1, 2])])
+def test_weights_are_kept_at_evenly_spaced_steps(steps: int, count: int, kept: list[int], tmp_path: Path) -> None:
+    class Saves:
+        def save_pretrained(self, folder: Path) -> None:
+            folder.mkdir(exist_ok=True)
+
+    callback = _KeepWeights(tmp_path, count)
+    for step in range(1, steps + 1):
+        state = TrainerState(max_steps=steps, global_step=step)
+        callback.on_step_end(None, state, None, model=Saves(), processing_class=Saves())
+    assert sorted(int(path.name.removeprefix("step-")) for path in tmp_path.iterdir()) == kept
 
 
 def test_a_frontier_may_have_variants_only(recipe_file: Path, tmp_path: Path) -> None:

@@ -276,7 +276,9 @@ def _frontier(
             name = f"{run.name}@{step}"
             models[name, seed] = path
             places[name] = {"step": step, "weight_decay": run.settings.get("weight_decay", 0.0)}
-    swept = _sweep(recipe, models, next(iter(places)), store, data, tokenizer, progress)
+    # The baseline's final model calibrates discrete noise here too: the frontier meets the noise that the arms meet.
+    reference = next(name for (name, _), path in models.items() if path == baselines[0].model)
+    swept = _sweep(recipe, models, reference, store, data, tokenizer, progress)
     points = []
     for name, place in places.items():
         clean, *noisy = swept.noise(name, seed)

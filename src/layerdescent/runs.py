@@ -126,14 +126,13 @@ class _StepTimer(TrainerCallback):
 
 
 class _KeepWeights(TrainerCallback):
-    """Keeps the model at evenly spaced steps, for the frontier of what shorter training gives."""
+    """Keeps the model at the ends of all but the last of `count` equal parts of training, for the frontier."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder, self.count = folder, count
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        every = max(1, state.max_steps // self.count)
-        if state.global_step % every == 0 and state.global_step < state.max_steps:
+        if state.global_step in {state.max_steps * part // self.count for part in range(1, self.count)}:
             for part in ("model", "processing_class"):
                 kwargs[part].save_pretrained(self.folder / f"step-{state.global_step}")
 

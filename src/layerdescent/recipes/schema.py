@@ -151,6 +151,7 @@ class FrontierSpec(_Section):
 
     weight_decay: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list)
     checkpoints: Annotated[int, Field(ge=0)] = 0
+    """Evenly spaced models along each of these runs, the last one included; 0 is the last one only."""
 
 
 class Recipe(_Section):
