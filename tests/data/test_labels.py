@@ -17,6 +17,7 @@ def encode(values: list[Any], **options: Any) -> tuple[list[Any], list[str] | No
     [
         ([0, 2, 1], {}, ([0, 2, 1], ["0", "1", "2"])),
         (["0", "1"], {}, ([0, 1], ["0", "1"])),
+        (["0.0", "1.0"], {}, ([0, 1], ["0", "1"])),
         ([1.0, 0.0], {}, ([1, 0], ["0", "1"])),
         ([True, False], {}, ([1, 0], ["0", "1"])),
         (["pos", "neg"], {}, ([1, 0], ["neg", "pos"])),
@@ -41,6 +42,9 @@ def test_labels_become_what_models_take(values: list[Any], options: dict[str, An
         ([0, -1], {}, "holds -1, outside the classes (ids from 0)"),
         ([0, 5], {"names": ["a", "b"]}, "holds 5, outside the classes"),
         ([1, 2, 5], {}, "holds 1, 2, 5 but never 0, 3, 4"),
+        ([0, 1, 10**15], {}, "holds 0, 1, 1000000000000000 but never 2, 3, 4"),
+        (["0", "1", "9" * 5000], {}, "which names no class"),
+        (["0", "1", "²"], {"names": ["a", "b"]}, "holds 0, 1, ², not among the classes a, b"),
         (["pos", "neg", "so-so"], {"names": ["neg", "pos"]}, "holds so-so, not among the classes neg, pos"),
         (["a", "b", "c"], {"num_labels": 2}, "holds 3 classes (a, b, c), but the model has 2"),
         ([0.5, 1.0], {}, "holds 0.5, which names no class; set task to regression"),

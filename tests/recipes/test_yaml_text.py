@@ -52,3 +52,20 @@ def test_bad_yaml_is_named_by_its_line() -> None:
         read_yaml("a: 1\nb: [\n", where="a.yaml")
     with pytest.raises(InputError, match="is not valid YAML"):
         read_yaml("!!python/object/apply:os.system ['true']", where="a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("? [a, b]\n: 1", "line 1 is not valid YAML: a key must be a word"),
+        ("a: &a {b: *a}", "line 1 is not valid YAML: found unconstructable recursive node"),
+        ("day: 2020-13-45", "month must be in 1..12"),
+        ("!!int abc", "invalid literal for int"),
+        ("!!bool x", "holds a value that YAML cannot read"),
+        ("!!timestamp x", "holds a value that YAML cannot read"),
+        ("[" * 3000, "recursion"),
+    ],
+)
+def test_odd_values_are_named_too(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_yaml(text, where="a.yaml")

@@ -10,7 +10,7 @@ from layerdescent.errors import InputError
 Task = Literal["classification", "regression", "multi-label"]
 Label = int | float | list[float]
 
-_INTEGER = re.compile(r"[+-]?\d+")
+_INTEGER = re.compile(r"([+-]?[0-9]{1,18})(\.0+)?")  # 1.0 too, as a table with gaps is written
 
 
 def encode_labels(
@@ -105,10 +105,12 @@ def _classes(
             raise InputError(
                 f"{where} holds {wrong}, outside the classes ({expected}); name the classes by label_names"
             )
-        missing = sorted(set(range(max(ids))) - set(ids))
+        present = set(ids)
+        # A column of identifiers is no reason to count to a billion.
+        missing = [number for number in range(min(max(ids), len(present) + 5)) if number not in present]
         if size is None and missing:
             raise InputError(
-                f"{where} holds {_some(sorted(set(ids)))} but never {_some(missing)}; class ids run from 0: "
+                f"{where} holds {_some(sorted(present))} but never {_some(missing)}; class ids run from 0: "
                 "name the classes by label_names, or set task: regression"
             )
         return list(ids), list(names or map(str, range(size if size is not None else max(ids) + 1)))
@@ -133,7 +135,8 @@ def _whole_number(value: Any) -> int | None:
         return int(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return int(value) if isinstance(value, str) and _INTEGER.fullmatch(value.strip()) else None
+    digits = _INTEGER.fullmatch(value.strip()) if isinstance(value, str) else None
+    return int(digits[1]) if digits else None
 
 
 def _names_class(value: Any) -> bool:

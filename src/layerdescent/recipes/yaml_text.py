@@ -11,9 +11,15 @@ from layerdescent.errors import InputError
 class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's numbers (PyYAML reads `1e-4` as a word) and without silent repeats of a key."""
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.deep_construct = True  # so that an alias inside what it stands for is refused
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} is given twice", key.start_mark
@@ -44,6 +50,9 @@ def read_yaml(text: str, *, where: str) -> Any:
         place = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise InputError(f"{where}{place} is not valid YAML: {problem}") from None
+    # PyYAML lets these out of values that do not fit their tag or look like a date; and of nesting without end.
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InputError(f"{where} holds a value that YAML cannot read: {error}") from None
 
 
 def write_yaml(value: Any) -> str:
