@@ -58,6 +58,7 @@ from layerdescent import DescentConfig, DescentConstraints, DescentTrainer, Mult
 from layerdescent.data.packages import resolve_model
 from layerdescent.environment import describe_environment
 from layerdescent.files import write_json
+from layerdescent.tables import text_table
 
 ARMS = ("erm", "profiled", "descent", "naive", "freelb")
 BASELINE = "erm"
@@ -396,16 +397,21 @@ def result(
 
 
 def table(found: dict[str, Any]) -> str:
-    lines = [f"{'arm':<10}{'s/step':>9}{'time':>8}{'peak MiB':>11}{'memory':>9}{'resident':>10}"]
+    rows = []
     for arm, row in found["arms"].items():
+        ratios = {name: f"{row[f'{name}_ratio']:.2f}x" for name in ("step_time", "peak_memory", "peak_resident")}
         seconds, mebibytes = row["step_seconds"]["median"], row["peak_bytes"]["median"] / 2**20
-        time_ratio, memory_ratio, resident = (
-            row[f"{name}_ratio"] for name in ("step_time", "peak_memory", "peak_resident")
+        rows.append(
+            [
+                arm,
+                f"{seconds:.3f}",
+                ratios["step_time"],
+                f"{mebibytes:.0f}",
+                ratios["peak_memory"],
+                ratios["peak_resident"],
+            ]
         )
-        lines.append(
-            f"{arm:<10}{seconds:>9.3f}{time_ratio:>7.2f}x{mebibytes:>11.0f}{memory_ratio:>8.2f}x{resident:>9.2f}x"
-        )
-    return "\n".join(lines)
+    return text_table(["arm", "s/step", "time", "peak MiB", "memory", "resident"], rows)
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[Settings, Path]:

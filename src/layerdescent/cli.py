@@ -101,7 +101,10 @@ Folder = Annotated[Path | None, typer.Option("--folder", "-o", help="Where to wr
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 DataSource = Annotated[
     str,
-    typer.Option("--data", help="recipe:NAME for the data of a recipe, package:NAME, hub:NAME, a folder or a file."),
+    typer.Option(
+        "--data",
+        help="recipe:NAME for the data of a recipe, as the recipe cuts it; package:NAME, hub:NAME, a folder or a file.",
+    ),
 ]
 Split = Annotated[str, typer.Option(help="Which part of the data to read.")]
 TextColumn = Annotated[str | None, typer.Option(help="Column of the text.")]
