@@ -1,5 +1,6 @@
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -80,6 +81,32 @@ def test_malformed_json_is_named_by_file_and_line(tmp_path: Path) -> None:
     path = Path(write_text(tmp_path / "b.jsonl", "[1, 2]\n"))
     with pytest.raises(InputError, match=r"b\.jsonl:1 holds list, and a JSON object is expected"):
         read_jsonl(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a \\uD800 b"}', "surrogates not allowed"),
+        ("[" * 100_000, "recursion"),
+        ('{"label": ' + "9" * 5000 + "}", "limit"),
+    ],
+)
+def test_json_that_python_cannot_hold_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    path = Path(write_text(tmp_path / "a.jsonl", '{"text": "a"}\n' + line + "\n"))
+    with pytest.raises(InputError, match=rf"a\.jsonl:2 cannot be read: .*{message}"):
+        read_jsonl(path)
+
+
+def test_a_whole_surrogate_pair_is_text(tmp_path: Path) -> None:
+    path = Path(write_text(tmp_path / "a.jsonl", '{"text": "\\ud83d\\ude00"}\n'))
+    assert read_jsonl(path).columns["text"] == ["\N{GRINNING FACE}"]
+
+
+@pytest.mark.parametrize(("read", "between"), [(read_csv, ","), (read_tsv, "\t")])
+def test_a_column_given_twice_is_a_mistake(tmp_path: Path, read: Any, between: str) -> None:
+    path = Path(write_text(tmp_path / "a.csv", between.join(["text", "label", "label"]) + "\n"))
+    with pytest.raises(InputError, match=r"a\.csv has two columns called 'label'"):
+        read(path)
 
 
 def test_malformed_csv_is_named_by_file_and_line(tmp_path: Path) -> None:

@@ -238,7 +238,9 @@ def test_labels_have_the_type_a_loss_takes(
         (reviews(50), {"max_length": 65}, "max_length is 65, and this model takes at most 64 tokens"),
         ([{**row, "label": 1} for row in reviews(50)], {}, r"a\.jsonl are all of one class \(1\)|but never 0"),
         ([{**row, "label": "good"} for row in reviews(50)], {}, r"are all of one class \(good\)"),
-        (reviews(1), {}, r"data\.rows\.(validation|test) asks for 0 rows|all of one class"),
+        (reviews(1), {}, r"no (validation|test) rows are left|all of one class"),
+        (reviews(50), {"rows": {"test": 1}}, r"the test rows of .*a\.jsonl all have one label"),
+        ([{**row, "label": 2.5} for row in reviews(50)], {"task": "regression"}, "the test rows .* all have one label"),
     ],
 )
 def test_bad_recipes_of_data(

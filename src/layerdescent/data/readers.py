@@ -79,7 +79,7 @@ def read_csv(path: Path) -> Table:
     """A CSV file with a header line."""
     with _opened(path) as file, _long_fields_allowed():
         reader = csv.DictReader(file, strict=True)
-        header = list(reader.fieldnames or ())
+        header = _different(reader.fieldnames or (), path)
         columns: dict[str, list[Any]] = {name: [] for name in header}
         try:
             for row in reader:
@@ -97,7 +97,7 @@ def read_tsv(path: Path) -> Table:
     with _opened(path) as file:
         lines = [line.rstrip("\r\n").split("\t") for line in file if line.strip()]
     headerless = bool(lines) and len(lines[0]) == len(COLA_COLUMNS) and lines[0][1] in ("0", "1")
-    header = list(COLA_COLUMNS) if headerless else (lines.pop(0) if lines else [])
+    header = list(COLA_COLUMNS) if headerless else _different(lines.pop(0) if lines else (), path)
     # GLUE has a few short lines (QQP): what they lack is missing, and the row is dropped and counted later.
     columns = {
         name: [line[place] if place < len(line) else None for line in lines] for place, name in enumerate(header)
@@ -114,8 +114,12 @@ def read_jsonl(path: Path) -> Table:
                 continue
             try:
                 row = json.loads(line)
+                if "\\ud" in line.lower():
+                    json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
             except json.JSONDecodeError as error:
                 raise InputError(f"{path}:{number} is not valid JSON: {error.msg} at column {error.colno}") from None
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{path}:{number} cannot be read: {error}") from None
             if not isinstance(row, dict):
                 raise InputError(
                     f"{path}:{number} holds {type(row).__name__}, and a JSON object is expected on each line"
@@ -150,6 +154,14 @@ SUFFIXES = {".csv": "csv", ".tsv": "glue", ".jsonl": "jsonl", ".parquet": "parqu
 def suffix_format(path: Path) -> str | None:
     """The format that a file's suffix stands for, `.gz` left aside."""
     return SUFFIXES.get(Path(path.name.removesuffix(".gz")).suffix)
+
+
+def _different(header: Sequence[str], path: Path) -> list[str]:
+    """The names of a header line, none of them twice."""
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise InputError(f"{path} has two columns called {twice[0]!r}; rename one")
+    return list(header)
 
 
 @contextmanager

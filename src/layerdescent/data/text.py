@@ -199,6 +199,11 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
             counts[part] = {name: part_labels.count(number) for number, name in enumerate(names)}
         if part == "train":
             _check_classes(part_labels, names, part_rows.where)
+        if part == "test" and all(label == part_labels[0] for label in part_labels):
+            raise InputError(
+                f"the test rows of {part_rows.where} all have one label: nothing can be measured on them; "
+                "give others (data.source), or more (data.rows.test)"
+            )
         tokenised[part], truncated[part] = encode(
             part_rows.texts,
             part_rows.pairs,
@@ -388,9 +393,14 @@ def _cut_missing(
 
 def _thin(part: str, kept: Sequence[int], keys: Sequence[str], labels: Sequence[Label], data: DataSpec) -> list[int]:
     count: int | None = getattr(data.rows, part)
+    if not kept:
+        raise InputError(
+            f"no {part} rows are left after cuts and repeats (test rows stay, the others' repeats go); give more rows, "
+            "or change data.holdout"
+        )
     if count is None:
         count = len(kept)
-    if count > len(kept) or count == 0:
+    if count > len(kept):
         raise InputError(
             f"data.rows.{part} asks for {count:,} rows, and {len(kept):,} are there after cuts and repeats; "
             "ask for fewer, or change data.holdout"
