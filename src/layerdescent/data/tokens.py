@@ -73,7 +73,7 @@ def renumbered(rows: Dataset, names: Sequence[str] | None, wanted: Sequence[str]
         The rows, their labels renumbered by name (upper and lower case aside); as they were where the names differ.
 
     Example:
-        >>> rows = Dataset.from_dict({"labels": [0, 1, 0]})
+        >>> rows = Dataset.from_dict({"input_ids": [[5], [6], [7]], "labels": [0, 1, 0]})
         >>> renumbered(rows, ["contra", "pro"], ["PRO", "CONTRA"])["labels"][:]
         [1, 0, 1]
     """
