@@ -17,7 +17,7 @@ from transformers import TrainerState
 from layerdescent.errors import InputError, RunError
 from layerdescent.experiment import _claim, _lambda_share, _yardstick, compare_recipe, train_recipe
 from layerdescent.recipes import load_recipe
-from layerdescent.runs import Run, _KeepWeights
+from layerdescent.runs import Run, _KeepWeights, training_config
 from tests.tiny_recipe import save_checkpoint, write_recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' own saving
@@ -185,6 +185,19 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_model(recipe_file: Path, tm
         ("arms.descent.alpha=[0.1, 0.1, 0.1]", "alpha has 3 values for 2 layers"),
         ("model.source=no/such-model", "no/such-model"),
         ("data.max_length=4000", "max_length is 4000"),
+        ("train.learning_rate=abc", "recipe tiny, arm erm: learning_rate is 'abc': .*valid number"),
+        ("train.learning_rate=.nan", "learning_rate is nan: .*finite"),
+        ("train.learning_rate=-1", "learning_rate is -1: give at least 0"),
+        ("train.num_train_epochs=null", "num_train_epochs is None"),
+        ("train.per_device_train_batch_size=0", "per_device_train_batch_size is 0: give at least 1"),
+        ("train.per_device_train_batch_size=1.5", "per_device_train_batch_size is 1.5"),
+        ("train.gradient_accumulation_steps=0", "gradient_accumulation_steps is 0"),
+        ("train.label_smoothing_factor=2", "label_smoothing_factor is 2: give at least 0, at most 1"),
+        ("train.lr_scheduler_type=foo", "foo is not a valid SchedulerType"),
+        ("train.save_strategy=steps", "load_best_model_at_end requires"),
+        ("arms.descent.detach_initial=maybe", "recipe tiny, arm descent: detach_initial is 'maybe'"),
+        ("arms.descent.dual_lr=true", "dual_lr is True"),
+        ("arms.descent.grid=5", "grid is 5"),
         ("data.rows.test=1000", "asks for 1,000 rows"),
     ],
 )
@@ -194,6 +207,36 @@ def test_wrong_settings_are_named_before_anything_trains(
     with pytest.raises(InputError, match=message):
         compare_recipe(load_recipe(str(recipe_file), [override]), tmp_path, progress=False)
     assert not list(tmp_path.glob("runs/erm*/model"))
+
+
+def test_no_evaluation_while_training(recipe_file: Path, tmp_path: Path) -> None:
+    """`no` is False in YAML; checkpoints are saved all the same, so that the run can go on after a stop."""
+    recipe = load_recipe(str(recipe_file), ["train.eval_strategy=no"])
+    config = training_config(Run(recipe, "descent", 0, tmp_path), progress=False)
+    assert (config.eval_strategy, config.save_strategy, config.load_best_model_at_end) == ("no", "epoch", False)
+    assert train_recipe(recipe, "descent", 0, tmp_path, progress=False).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("override", "change", "message"),
+    [
+        ("data.label_names=[a, b, c]", {}, r"a head of its own .* these data have 3 labels: a, b, c"),
+        ("seeds=[0]", {"num_hidden_layers": 3}, r"does not fit its config\.json: 16 of its weights are missing"),
+        ("seeds=[0]", {"vocab_size": 30}, r"does not fit its config\.json: 1 of its weights .*word_embeddings"),
+    ],
+)
+def test_a_model_that_does_not_fit(tmp_path: Path, override: str, change: dict[str, Any], message: str) -> None:
+    recipe = write_recipe(tmp_path)
+    config = tmp_path / "checkpoint/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(InputError, match=message):
+        train_recipe(load_recipe(str(recipe), [override]), "erm", 0, tmp_path / "runs", progress=False)
+
+
+def test_smoothing_needs_classes(recipe_file: Path, tmp_path: Path) -> None:
+    overrides = ["train.label_smoothing_factor=0.1", "data.task=regression", "metric=rmse"]
+    with pytest.raises(InputError, match=r"label_smoothing_factor needs classes, and data\.task is regression"):
+        train_recipe(load_recipe(str(recipe_file), overrides), "erm", 0, tmp_path, progress=False)
 
 
 @pytest.mark.parametrize("override", ["arms.descent.alpha=1.5", "data.max_length=4000"])

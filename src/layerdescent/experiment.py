@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from layerdescent.data import PreparedText, prepare, resolve_model
 from layerdescent.descent import DescentConstraints
 from layerdescent.environment import describe_environment
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation import DescentProfile, SweepResult, descent_profile, robustness_sweep
+from layerdescent.evaluation.batches import load_config, stored_tokenizer
 from layerdescent.files import read_json, write_json, write_text
 from layerdescent.recipes import Recipe, load_recipe
 from layerdescent.runs import Run, train_run, training_config
@@ -133,11 +134,7 @@ def _claim(folder: Path, recipe: Recipe) -> None:
 def _check_settings(runs: Sequence[Run]) -> None:
     """A wrong setting of the last arm is told before the first one trains."""
     model = runs[0].recipe.model
-    source = resolve_model(model.source)
-    try:
-        num_layers = AutoConfig.from_pretrained(source, revision=model.revision).num_hidden_layers
-    except (OSError, ValueError) as error:
-        raise InputError(f"model {model.source} cannot be loaded: {error}") from None
+    num_layers = load_config(resolve_model(model.source), model.revision).num_hidden_layers
     for run in runs:
         config = training_config(run, progress=False)
         config.constraints(num_layers)
@@ -145,8 +142,7 @@ def _check_settings(runs: Sequence[Run]) -> None:
 
 
 def _load_data(recipe: Recipe, progress: bool) -> tuple[PreparedText, PreTrainedTokenizerBase]:
-    source = resolve_model(recipe.model.source)
-    tokenizer = AutoTokenizer.from_pretrained(source, revision=recipe.model.revision)
+    tokenizer = stored_tokenizer(resolve_model(recipe.model.source), recipe.model.revision)
     data = prepare(recipe.data, tokenizer, progress=progress)
     if progress:
         tqdm.write(data.report.summary())
@@ -203,7 +199,7 @@ def _yardstick(run: Run) -> DescentConstraints:
     candidates = [run, *(Run(run.recipe, arm, run.seed, run.root) for arm in run.recipe.arms)]
     measured = next((each for each in candidates if each.objective == "descent"), run)
     config = training_config(measured, progress=False)
-    return config.constraints(AutoConfig.from_pretrained(run.model).num_hidden_layers)
+    return config.constraints(load_config(run.model).num_hidden_layers)
 
 
 def _lambda_share(record: dict[str, Any]) -> list[float] | None:

@@ -5,16 +5,19 @@ ROOT/runs/ARM-seedK/model/           its model, an ordinary checkpoint
 ROOT/runs/ARM-seedK/run.json         written last: the run is finished when it is there
 """
 
+import math
 import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -80,35 +83,69 @@ class Run:
         return self.settings.get("objective", DescentConfig.objective)
 
 
+# What transformers finds out in the middle of a run, or not at all: the least and the most of a field.
+_RANGES = {
+    "num_train_epochs": (0, math.inf),
+    "learning_rate": (0, math.inf),
+    "weight_decay": (0, math.inf),
+    "label_smoothing_factor": (0, 1),
+    "per_device_train_batch_size": (1, math.inf),
+    "per_device_eval_batch_size": (1, math.inf),
+    "gradient_accumulation_steps": (1, math.inf),
+    "eval_accumulation_steps": (1, math.inf),
+    "dataloader_num_workers": (0, math.inf),
+}
+
+
 def training_config(run: Run, progress: bool) -> DescentConfig:
-    """The arguments of a run: the recipe's, over defaults that make arms comparable."""
-    settings = run.settings
-    known = {field.name for field in fields(DescentConfig)}
-    for name in settings:
+    """The arguments of a run: the recipe's, over defaults that make arms comparable.
+
+    Raises:
+        InputError: a field that DescentConfig does not have, or a value that it does not take.
+    """
+    where = f"recipe {run.recipe.name}, arm {run.arm}"
+    # YAML reads the strategy `no` as False.
+    settings = {
+        name: "no" if value is False and name.endswith("_strategy") else value for name, value in run.settings.items()
+    }
+    known = get_type_hints(DescentConfig)
+    for name, value in settings.items():
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise InputError(f"recipe {run.recipe.name}, arm {run.arm}: DescentConfig has no field {name!r}{hint}")
+            raise InputError(f"{where}: DescentConfig has no field {name!r}{hint}")
+        try:
+            TypeAdapter(known[name], config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+        except ValidationError as error:
+            raise InputError(f"{where}: {name} is {value!r}: {error.errors()[0]['msg'].lower()}") from None
+        low, high = _RANGES.get(name, (-math.inf, math.inf))
+        if isinstance(value, int | float) and not low <= value <= high:
+            raise InputError(
+                f"{where}: {name} is {value!r}: give at least {low}" + (f", at most {high}" if high < math.inf else "")
+            )
+    if settings.get("label_smoothing_factor") and run.recipe.data.task != "classification":
+        raise InputError(f"{where}: label_smoothing_factor needs classes, and data.task is {run.recipe.data.task}")
+    evaluated = settings.get("eval_strategy", "epoch")
     # The newest checkpoint serves resuming, the best one the selection on clean validation data.
     defaults: dict[str, Any] = {
-        "eval_strategy": "epoch",
-        "save_strategy": settings.get("eval_strategy", "epoch"),
+        "eval_strategy": evaluated,
+        "save_strategy": "epoch" if evaluated == "no" else evaluated,
         "save_steps": settings.get("eval_steps", 500),
         "save_total_limit": 2,
-        "load_best_model_at_end": True,
+        "load_best_model_at_end": evaluated != "no",
         "logging_steps": 10,
         "use_cpu": not torch.accelerator.is_available(),  # bf16 on the CPU has to be told
         "dataloader_pin_memory": torch.accelerator.is_available(),
         "report_to": "none",
         "per_device_eval_batch_size": run.recipe.evaluation.batch_size,
     }
-    return DescentConfig(
-        output_dir=str(run.checkpoints),
-        seed=run.seed,
-        data_seed=run.seed,
-        disable_tqdm=not progress,
-        **{**defaults, **settings},
-    )
+    fixed = {"output_dir": str(run.checkpoints), "seed": run.seed, "data_seed": run.seed, "disable_tqdm": not progress}
+    try:
+        return DescentConfig(**{**defaults, **settings, **fixed})
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except Exception as error:  # transformers raises whatever its checks happen to be
+        raise InputError(f"{where}: {str(error) or type(error).__name__}") from None
 
 
 class _StepTimer(TrainerCallback):
@@ -147,12 +184,33 @@ def _load_model(run: Run, data: PreparedText) -> PreTrainedModel:
         label2id={name: number for number, name in names.items()},
         problem_type=data.problem_type,
     )
+    name = f"model {run.recipe.model.source}"
     try:
-        return AutoModelForSequenceClassification.from_pretrained(
-            source, revision=run.recipe.model.revision, config=config
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            source,
+            revision=run.recipe.model.revision,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-    except OSError as error:
-        raise InputError(f"model {run.recipe.model.source} cannot be loaded: {error}") from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{name} cannot be loaded: {error}") from None
+    of_encoder = f"{model.base_model_prefix}."
+    # The head may be new, and with it the pooler that only the head uses.
+    wrong = [weight for weight in info["missing_keys"] if ".pooler." not in weight]
+    wrong += [weight for weight, *_ in info["mismatched_keys"]]
+    wrong = sorted(weight for weight in wrong if weight.startswith(of_encoder))
+    if wrong:
+        raise InputError(
+            f"{name} does not fit its config.json: {len(wrong)} of its weights are missing or of another shape "
+            f"({wrong[0]}); give a whole checkpoint"
+        )
+    for weight, stored, wanted in info["mismatched_keys"]:
+        raise InputError(
+            f"{name} has a head of its own ({weight} is {tuple(stored)}), and these data have {len(names)} labels: "
+            f"{', '.join(names.values())} (it would be {tuple(wanted)}); take a model without a head, or data that fit"
+        )
+    return model
 
 
 def train_run(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, *, progress: bool) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast, RobertaConfig
 
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
 from layerdescent.evaluation.batches import (
@@ -20,6 +20,7 @@ from layerdescent.evaluation.batches import (
     load_model,
     load_tokenizer,
     problem_type,
+    stored_tokenizer,
 )
 from layerdescent.readout import ProblemType, Readout
 from tests.evaluation.tiny import Rows, make_model, make_rows
@@ -141,6 +142,33 @@ def test_missing_and_damaged_checkpoints(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(RunError, match="damaged"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 4}, {"vocab_size": 7}, {"num_labels": 3}])
+def test_a_checkpoint_whose_weights_do_not_fit_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    """transformers would fill the gaps with random weights."""
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    model.config.update(change)
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(RunError, match=r"does not fit its config\.json"):
+        load_model(tmp_path)
+
+
+def test_a_tokenizer_made_up_where_files_are_missing_is_refused(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="knows 5 tokens, the special ones"):
+        stored_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_gives_no_more_than_the_model_has_positions(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    make_model(max_position_embeddings=20).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert stored_tokenizer(tmp_path).model_max_length == 20
+    RobertaConfig(max_position_embeddings=22, pad_token_id=1).save_pretrained(tmp_path)
+    assert stored_tokenizer(tmp_path).model_max_length == 20
 
 
 def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 ModelOrPath = nn.Module | str | Path
 
+_POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "mpnet")  # which count positions from the padding's id on
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pixel_values")
 
 
@@ -225,15 +226,15 @@ def layer_outputs(
                 bar.update()
 
 
-def load_config(model: str | Path) -> Any:
+def load_config(model: str | Path, revision: str | None = None) -> Any:
     """The configuration of a checkpoint.
 
     Raises:
         InputError: There is no such checkpoint.
     """
     try:
-        return transformers.AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
+        return transformers.AutoConfig.from_pretrained(model, revision=revision)
+    except Exception as error:  # transformers and the hub's client raise a dozen kinds
         raise InputError(
             f"no model at {model}: give a folder with config.json, or a hub name ({_line(error)})"
         ) from None
@@ -254,9 +255,15 @@ def load_model(model: ModelOrPath) -> nn.Module:
     if architecture is None:
         raise InputError(f"{model} was saved as {name}, which transformers does not have; load it and pass the model")
     try:
-        loaded: nn.Module = architecture.from_pretrained(model)
+        loaded, info = architecture.from_pretrained(model, output_loading_info=True, ignore_mismatched_sizes=True)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise RunError(f"the checkpoint at {model} is damaged ({_line(error)}): save or download it again") from None
+    wrong = sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])])
+    if wrong:
+        raise RunError(
+            f"the checkpoint at {model} does not fit its config.json: {len(wrong)} weights of {name} are missing or of "
+            f"another shape ({wrong[0]}): save it again, or train it first"
+        )
     return loaded.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -267,16 +274,25 @@ def load_tokenizer(processing_class: Any, model: ModelOrPath, data: Rows) -> Any
     return stored_tokenizer(model)
 
 
-def stored_tokenizer(model: str | Path) -> Any:
-    """The tokenizer stored with a checkpoint.
+def stored_tokenizer(model: str | Path, revision: str | None = None) -> Any:
+    """The tokenizer stored with a checkpoint; its `model_max_length` is never above the positions of the model.
 
     Raises:
         InputError: There is none.
     """
     try:
-        return transformers.AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model, revision=revision)
+    except Exception as error:  # as above; of a file cut short too
         raise InputError(f"no tokenizer at {model}: pass processing_class ({_line(error)})") from None
+    # Where the files are missing, transformers makes up a tokenizer that knows no word.
+    if len(tokenizer) < 2 * len(tokenizer.all_special_tokens):
+        raise InputError(f"no tokenizer at {model}: it knows {len(tokenizer)} tokens, the special ones; add its files")
+    config = load_config(model, revision)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and getattr(config, "position_biased_input", True):  # DeBERTa can do without
+        offset = config.pad_token_id + 1 if config.model_type in _POSITIONS_AFTER_PADDING else 0
+        tokenizer.model_max_length = min(tokenizer.model_max_length, positions - offset)
+    return tokenizer
 
 
 def _label(row: Row) -> Any:
