@@ -160,7 +160,7 @@ def test_several_mistakes_are_counted() -> None:
         ("title=Another", False, False),
         ("arms.new={objective: noise}", False, False),
         ("frontier.checkpoints=4", False, False),
-        ("arms.descent.alpha=0.1", False, True),
+        ("arms.descent.alpha=0.15", False, True),
         ("train.learning_rate=1e-4", True, True),
         ("data.max_length=81", True, True),
         ("model.revision=main", True, True),
