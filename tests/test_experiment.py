@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from safetensors.numpy import load_file
 from transformers import TrainerState
 
 from layerdescent.errors import InputError, RunError
+from layerdescent.evaluation import DescentProfile
 from layerdescent.experiment import _claim, _lambda_share, _yardstick, compare_recipe, train_recipe
 from layerdescent.recipes import load_recipe
 from layerdescent.runs import Run, _KeepWeights, training_config
-from tests.tiny_recipe import save_checkpoint, write_recipe
+from tests.tiny_recipe import save_checkpoint, write_recipe, write_reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' own saving
 
@@ -80,6 +82,35 @@ def test_other_settings_are_refused(compared: tuple[dict[str, Any], Path], recip
     other = load_recipe(str(recipe_file), ["arms.descent.alpha=0.1"])
     with pytest.raises(InputError, match=r"other settings \(descent\).*another --folder"):
         compare_recipe(other, compared[1], progress=False)
+
+
+def test_other_rows_under_the_same_name_are_refused(tmp_path: Path) -> None:
+    recipe = load_recipe(str(write_recipe(tmp_path)))
+    train_recipe(recipe, "erm", 0, tmp_path / "runs", progress=False)
+    write_reviews(tmp_path / "validation.csv", 16, seed=99)
+    with pytest.raises(InputError, match=r"have changed since \(validation\).*another --folder"):
+        train_recipe(recipe, "descent", 0, tmp_path / "runs", progress=False)
+
+
+def test_profiles_follow_the_baseline_and_the_yardstick(recipe_file: Path, tmp_path: Path) -> None:
+    """A stored profile is measured again when the call asks for another pair or other constraints."""
+    compare_recipe(load_recipe(str(recipe_file)), tmp_path, progress=False)
+    asked = [
+        "baseline=descent",
+        "arms={first: {objective: descent, alpha: 0.3}, erm: {objective: erm}, descent: "
+        "{objective: descent, alpha: 0.05, dual_lr: 0.3}}",
+    ]
+    later = load_recipe(str(recipe_file), asked)
+    descent, erm = compare_recipe(later, tmp_path, arms=["erm"], progress=False)["runs"]
+    assert (descent["arm"], descent["violations"]["test"]) == ("descent", pytest.approx(violations(descent, 0.05)))
+    assert erm["violations"]["test"] == pytest.approx(violations(erm, 0.3))
+    stored = DescentProfile.load(tmp_path / "runs/descent-seed0/profile.safetensors")
+    assert stored.erm_layer_losses is None
+
+
+def violations(run: dict[str, Any], alpha: float) -> list[float]:
+    losses = run["layer_losses"]["test"]
+    return [after - (1 - alpha) * before for before, after in pairwise(losses)]
 
 
 def test_another_seed_is_added(compared: tuple[dict[str, Any], Path], recipe_file: Path) -> None:

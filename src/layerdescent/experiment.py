@@ -10,11 +10,14 @@
 Whatever is finished is never done again; what another recipe made is never mixed in.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -26,6 +29,7 @@ from layerdescent.evaluation import DescentProfile, SweepResult, descent_profile
 from layerdescent.evaluation.batches import load_config, stored_tokenizer
 from layerdescent.files import read_json, write_json, write_text
 from layerdescent.recipes import Recipe, load_recipe
+from layerdescent.recipes.schema import PARTS
 from layerdescent.runs import Run, train_run, training_config
 
 
@@ -49,7 +53,7 @@ def train_recipe(recipe: Recipe, arm: str, seed: int | None, folder: Path, *, pr
     _check_settings([run])
     _claim(folder, recipe)
     if not run.record.is_file():
-        train_run(run, *_load_data(recipe, progress), progress=progress)
+        train_run(run, *_load_data(recipe, folder, progress), progress=progress)
     return run.model
 
 
@@ -86,7 +90,7 @@ def compare_recipe(
     say = _Stages(len(runs) + len(extra) + 2, show=progress)
 
     say("reading and tokenising the data")
-    data, tokenizer = _load_data(recipe, progress)
+    data, tokenizer = _load_data(recipe, folder, progress)
     for run in [*runs, *extra]:
         say(f"training {run.name}" if not run.record.is_file() else f"{run.name} is trained already")
         if not run.record.is_file():
@@ -141,12 +145,31 @@ def _check_settings(runs: Sequence[Run]) -> None:
         config.fixed_weights(num_layers)
 
 
-def _load_data(recipe: Recipe, progress: bool) -> tuple[PreparedText, PreTrainedTokenizerBase]:
+def _load_data(recipe: Recipe, folder: Path, progress: bool) -> tuple[PreparedText, PreTrainedTokenizerBase]:
+    """The recipe's data, which must be those of the runs that lie in the folder, and the tokenizer."""
     tokenizer = stored_tokenizer(resolve_model(recipe.model.source), recipe.model.revision)
     data = prepare(recipe.data, tokenizer, progress=progress)
     if progress:
         tqdm.write(data.report.summary())
+    stored, found = folder / "data.json", {part: _rows_hash(getattr(data, part)) for part in PARTS}
+    earlier = read_json(stored) if stored.is_file() else None
+    if earlier is not None and any((folder / "runs").glob("*")):
+        changed = [part for part in PARTS if earlier.get(part) != found[part]]
+        if changed:
+            raise InputError(
+                f"{folder} holds runs on other rows: those of {data.report.source} have changed since "
+                f"({', '.join(changed)}); results of different data are never mixed: use another --folder"
+            )
+    if earlier != found:
+        write_json(stored, found)
     return data, tokenizer
+
+
+def _rows_hash(rows: Dataset) -> str:
+    digest = blake2b(digest_size=16)
+    for batch in rows.iter(batch_size=1000):
+        digest.update(json.dumps(batch, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 class _Stages:
@@ -171,18 +194,17 @@ def _profiles(
     profiles: dict[Run, DescentProfile] = {}
     baselines: dict[int, DescentProfile] = {}
     for run in runs:  # the baseline comes first in every seed
-        stored = run.folder / "profile.safetensors"
-        if stored.is_file():
-            profile = DescentProfile.load(stored)
-        else:
+        stored, constraints, erm = run.folder / "profile.safetensors", _yardstick(run), baselines.get(run.seed)
+        profile = DescentProfile.load(stored) if stored.is_file() else None
+        if profile is None or not _measures(profile, constraints, erm):
             record = read_json(run.record)
             profile = descent_profile(
                 run.model,
                 data.test,
                 processing_class=tokenizer,
-                constraints=_yardstick(run),
+                constraints=constraints,
                 validation=data.validation,
-                erm=baselines.get(run.seed),
+                erm=erm,
                 batch_size=run.recipe.evaluation.batch_size,
                 lambda_share=_lambda_share(record),
                 progress=progress,
@@ -192,6 +214,13 @@ def _profiles(
         if run.arm == run.recipe.baseline:
             baselines[run.seed] = profile
     return profiles
+
+
+def _measures(profile: DescentProfile, constraints: DescentConstraints, erm: DescentProfile | None) -> bool:
+    """Whether a stored profile is the one asked for: another baseline or first descent arm asks for another."""
+    stored, asked = profile.erm_layer_losses, None if erm is None else erm.layer_losses
+    same_pair = stored is asked is None or (stored is not None and asked is not None and np.array_equal(stored, asked))
+    return profile.constraints == constraints and same_pair
 
 
 def _yardstick(run: Run) -> DescentConstraints:
