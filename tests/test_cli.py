@@ -188,6 +188,8 @@ def test_bad_training_data(tmp_path: Path, rows: list[tuple[str, int]], words: t
         (("--noise", "pink", "--gamma", 1), ("pink", "gaussian")),
         (("--gamma", -1), ("gamma", "-1")),
         (("--noise", "discrete", "--share", 0.2), ("validation",)),
+        (("--share", 0.2), ("--share", "gaussian", "discrete")),
+        (("--noise", "discrete", "--gamma", 1), ("--gamma", "discrete", "--share")),
         (("--split", "dev"), ("dev", "test")),
         (("--text-column", "body"), ("body", "text")),
     ],
@@ -220,6 +222,13 @@ def test_no_space_left(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("layerdescent.runs.DescentTrainer.save_model", full)
     result = run("train", place / "tiny.yaml", "--folder", tmp_path, "--quiet")
     assert_refused(result, 1, "No space left", "what was saved before is whole")
+
+
+def test_a_folder_that_is_a_file(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert_refused(
+        run("train", place / "tiny.yaml", "--folder", tmp_path / "file", "--quiet"), 1, str(tmp_path / "file")
+    )
 
 
 def test_nan_loss(place: Path, tmp_path: Path) -> None:

@@ -84,6 +84,15 @@ def test_other_settings_are_refused(compared: tuple[dict[str, Any], Path], recip
         compare_recipe(other, compared[1], progress=False)
 
 
+def test_a_frontier_asked_for_too_late_is_said(
+    recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compare_recipe(load_recipe(str(recipe_file)), tmp_path, arms=["erm"], progress=False)
+    later = load_recipe(str(recipe_file), ["frontier.checkpoints=3"])
+    assert len(compare_recipe(later, tmp_path, arms=["erm"], progress=False)["frontier"]) == 1
+    assert "erm-seed0 was trained before frontier.checkpoints was asked for" in caplog.text
+
+
 def test_other_rows_under_the_same_name_are_refused(tmp_path: Path) -> None:
     recipe = load_recipe(str(write_recipe(tmp_path)))
     train_recipe(recipe, "erm", 0, tmp_path / "runs", progress=False)

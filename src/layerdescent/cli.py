@@ -57,6 +57,8 @@ def _plain(error: Exception) -> str:
         return (
             "no space left on the device: what was saved before is kept; free some space and run the same command again"
         )
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror} (--debug shows where)"
     return f"{type(error).__name__}: {error} (--debug shows where)"
 
 
@@ -266,10 +268,15 @@ def sweep(
     if len(set(names)) < len(names):
         raise InputError(f"the models are {', '.join(names)}: name each checkpoint once")
     levels: dict[str, Any] = {"gammas": gamma, "shares": share, "noise_seeds": noise_seed}
+    kinds = noise or ["gaussian"]
+    if share and "discrete" not in kinds:
+        raise InputError(f"--share is given, and the noise is {', '.join(kinds)}: shares are of --noise discrete")
+    if gamma and set(kinds) == {"discrete"}:
+        raise InputError("--gamma is given, and the noise is discrete: its levels are given by --share")
     result = robustness_sweep(
         dict(zip(names, models, strict=True)),
         rows,
-        kinds=noise or ["gaussian"],
+        kinds=kinds,
         **{name: values for name, values in levels.items() if values},
         special_tokens=special_tokens,
         processing_class=tokenizer,

@@ -11,6 +11,7 @@ Whatever is finished is never done again; what another recipe made is never mixe
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -31,6 +32,8 @@ from layerdescent.files import read_json, write_json, write_text
 from layerdescent.recipes import Recipe, load_recipe
 from layerdescent.recipes.schema import PARTS
 from layerdescent.runs import Run, train_run, training_config
+
+logger = logging.getLogger(__name__)
 
 
 def train_recipe(recipe: Recipe, arm: str, seed: int | None, folder: Path, *, progress: bool = True) -> Path:
@@ -296,6 +299,12 @@ def _frontier(
     places: dict[str, dict[str, Any]] = {}
     models: dict[tuple[str, int], Path] = {}
     for run in baselines:
+        if recipe.frontier.checkpoints > 1 and not (run.folder / "along").is_dir():
+            logger.warning(
+                "%s was trained before frontier.checkpoints was asked for, so its frontier is one point: "
+                "another --folder trains it again",
+                run.name,
+            )
         steps = [(int(path.name.removeprefix("step-")), path) for path in (run.folder / "along").glob("step-*")]
         for step, path in [*sorted(steps), (read_json(run.record)["steps"], run.model)]:
             name = f"{run.name}@{step}"

@@ -7,6 +7,7 @@ Nothing heavy is imported here: the command line lists recipes in a blink.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import resources
@@ -35,12 +36,21 @@ def _known_part(name: str) -> str:
 
 Part = Annotated[str, AfterValidator(_known_part)]
 
+
+def _names_a_folder(arm: str) -> str:
+    if not re.fullmatch(r"[\w(][\w .,+=()-]*", arm):  # @ marks a changed setting of the frontier's runs
+        raise ValueError(f"{arm!r} is to be the name of a folder: use letters, digits, spaces and . , + = ( ) - _")
+    return arm
+
+
+ArmName = Annotated[str, AfterValidator(_names_a_folder)]
+
 # Set by the program for every run, so that a folder of results always has the same shape.
 RESERVED_TRAIN_FIELDS = frozenset({"output_dir", "seed", "data_seed", "resume_from_checkpoint"})
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSpec(_Section):
@@ -166,7 +176,7 @@ class Recipe(_Section):
     data: DataSpec
     train: dict[str, Any] = Field(default_factory=dict)
     """Fields of `DescentConfig` (so of `TrainingArguments`) that all arms share."""
-    arms: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+    arms: Annotated[dict[ArmName, dict[str, Any]], Field(min_length=1)]
     """By name, the fields in which an arm differs from `train`."""
     baseline: str = "erm"
     """The arm all others are compared with."""
