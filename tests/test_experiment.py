@@ -84,6 +84,14 @@ def test_other_settings_are_refused(compared: tuple[dict[str, Any], Path], recip
         compare_recipe(other, compared[1], progress=False)
 
 
+def test_every_kind_of_noise_has_its_own_levels(recipe_file: Path, tmp_path: Path) -> None:
+    kinds = "{kind: gaussian, gammas: [0.5]}, {kind: uniform, gammas: [2]}, {kind: gaussian, gammas: [1]}"
+    noise = f"evaluation.noise=[{kinds}]"
+    run, *_ = compare_recipe(load_recipe(str(recipe_file), [noise]), tmp_path, arms=["erm"], progress=False)["runs"]
+    levels = [(row["kind"], row["gamma"]) for row in run["noise"]]
+    assert levels == [("none", 0.0), ("gaussian", 0.5), ("gaussian", 1.0), ("uniform", 2.0)]
+
+
 def test_a_frontier_asked_for_too_late_is_said(
     recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -257,7 +257,9 @@ def _sweep(
         models,
         data.test,
         kinds=[part.kind for part in noise],
-        gammas=sorted({gamma for part in noise for gamma in part.gammas}),
+        gammas={
+            part.kind: sorted({g for same in noise if same.kind == part.kind for g in same.gammas}) for part in noise
+        },
         shares=sorted({share for part in noise for share in part.shares}),
         noise_seeds=recipe.evaluation.noise_seeds,
         special_tokens=recipe.evaluation.special_tokens,

@@ -49,7 +49,7 @@ def robustness_sweep(
     data: Rows,
     *,
     kinds: Sequence[str] = ("gaussian",),
-    gammas: Sequence[float] = GAMMAS,
+    gammas: Sequence[float] | Mapping[str, Sequence[float]] = GAMMAS,
     shares: Sequence[float] = SHARES,
     noise_seeds: Sequence[int] = (0,),
     special_tokens: bool = False,
@@ -76,7 +76,7 @@ def robustness_sweep(
         models: Models, or paths of checkpoints, by arm or by (arm, seed). Paths are loaded one at a time.
         data: Rows as in `descent_profile`.
         kinds: Of "gaussian", "uniform", "discrete".
-        gammas: Levels of gaussian and uniform noise, in units of the embedding matrix' RMS.
+        gammas: Levels of gaussian and uniform noise, in units of the embedding matrix' RMS; by kind where they differ.
         shares: Levels of discrete noise, expected shares of replaced tokens.
         noise_seeds: Each noisy setting is averaged over these draws, unit by unit.
         special_tokens: Whether [CLS], [SEP], <s> … get noise too.
@@ -277,7 +277,7 @@ def _checked_baseline(models: Mapping[Key, ModelOrPath], baseline: str | None) -
 
 def _perturbations(
     kinds: Sequence[str],
-    gammas: Sequence[float],
+    gammas: Sequence[float] | Mapping[str, Sequence[float]],
     shares: Sequence[float],
     noise_seeds: Sequence[int],
     special_tokens: bool,
@@ -287,7 +287,8 @@ def _perturbations(
         raise InputError("noise_seeds is empty: give at least one, for example (0,)")
     settings = []
     for kind in dict.fromkeys(kinds):
-        for level in dict.fromkeys(shares if kind == "discrete" else gammas):
+        levels = shares if kind == "discrete" else gammas[kind] if isinstance(gammas, Mapping) else gammas
+        for level in dict.fromkeys(levels):
             if level != 0:
                 strength = {"share": level} if kind == "discrete" else {"gamma": level}
                 draw: Any = {"kind": kind, "special_tokens": special_tokens, **strength}
