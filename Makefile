@@ -40,7 +40,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt | $(BIN)/python
-	@echo "Installing layerdescent into $(VENV): a few minutes the first time"
+	@echo "Installing layerdescent into $(VENV): about 2 GB, a minute or more without a word"
 	$(INSTALL) --editable .
 	$(PIP) install --no-deps --require-hashes --requirement requirements/demo.txt
 	@touch $@

@@ -328,3 +328,12 @@ def test_damaged_files_are_named(
     (folder / name).write_text(content)
     with pytest.raises(RunError, match=Path(name).name.split(".")[0]):
         compare_recipe(load_recipe(str(recipe_file)), folder, seeds=[0], progress=False)
+
+
+def test_two_processes_do_not_train_one_run(recipe_file: Path, tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    folder = tmp_path / "runs/erm-seed0"
+    folder.mkdir(parents=True)
+    with FileLock(folder / "lock"), pytest.raises(RunError, match=r"erm-seed0 is being trained by another process"):
+        train_recipe(load_recipe(str(recipe_file)), "erm", 0, tmp_path, progress=False)

@@ -17,4 +17,5 @@ def test_a_loss_that_is_not_a_number_does_not_fall() -> None:
 
 def test_who_descends() -> None:
     assert every_layer(range(4), 3) == "every layer"
-    assert every_layer(range(1, 4), 3) == "every constrained layer"
+    assert every_layer(range(1, 4), 3) == "every layer from 2 on"
+    assert every_layer((0, 2, 3), 3) == "every layer of the grid (0, 2 and 3)"

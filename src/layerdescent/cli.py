@@ -166,7 +166,9 @@ def compare(
     typer.echo(f"results: {target / 'results.json'}\npage:    {page}")
 
 
-@app.command(epilog="Example: layerdescent profile runs/demo/runs/descent-seed0/model --data recipe:demo --alpha 0.05")
+@app.command(
+    epilog="Example: layerdescent profile runs/demo/runs/descent-seed0/model --data recipe:demo --first-layer 5"
+)
 def profile(
     model: Annotated[str, typer.Argument(help="A checkpoint folder or hub name; trained by layerdescent or not.")],
     data: DataSource,

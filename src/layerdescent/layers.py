@@ -47,7 +47,11 @@ def every_layer(nodes: Sequence[int], num_layers: int) -> str:
     """Who descends when the loss falls from node to node.
 
     Example:
-        >>> every_layer((0, 1, 2), num_layers=2), every_layer((0, 2), num_layers=2)
-        ('every layer', 'every constrained layer')
+        >>> every_layer((0, 1, 2), num_layers=2), every_layer((2, 3), num_layers=3), every_layer((0, 2), num_layers=2)
+        ('every layer', 'every layer from 3 on', 'every layer of the grid (0 and 2)')
     """
-    return "every layer" if len(nodes) == num_layers + 1 else "every constrained layer"
+    if len(nodes) == num_layers + 1:
+        return "every layer"
+    if list(nodes) == list(range(nodes[0], num_layers + 1)):
+        return f"every layer from {nodes[1]} on"
+    return f"every layer of the grid ({join(nodes)})"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
+from filelock import FileLock, Timeout
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from transformers import (
@@ -29,7 +30,7 @@ from transformers import (
 
 from layerdescent.data import PreparedText, resolve_model
 from layerdescent.environment import describe_environment
-from layerdescent.errors import InputError
+from layerdescent.errors import InputError, RunError
 from layerdescent.files import write_json
 from layerdescent.recipes import Recipe
 from layerdescent.training import DescentConfig, DescentTrainer, descent_history, last_complete_checkpoint
@@ -218,8 +219,23 @@ def train_run(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, 
 
     Raises:
         InputError: the model cannot be loaded or has no readout.
-        RunError: a loss is not a number, a checkpoint is damaged, or there is no space left.
+        RunError: a loss is not a number, a checkpoint is damaged, there is no space left, or another process trains
+            this run.
     """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(
+            run.folder / "lock", timeout=0
+        ):  # the system lets go of it when the process ends, however it ends
+            if not run.record.is_file():
+                _train(run, data, tokenizer, progress)
+    except Timeout:
+        raise RunError(
+            f"{run.folder} is being trained by another process: wait for it, or use another --folder"
+        ) from None
+
+
+def _train(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, progress: bool) -> None:
     config = training_config(run, progress)
     set_seed(run.seed)  # the new head is drawn here
     timer = _StepTimer()

@@ -67,7 +67,7 @@ def test_descent_is_judged_on_the_nodes() -> None:
     given = with_verdicts([RISING], {"monotone": True})
     given["runs"][0]["nodes"] = [0, 2]
     assert descent_sentences(read_results(given), "descent") == [
-        "Every constrained layer lowers the test loss (monotone)."
+        "Every layer of the grid (0 and 2) lowers the test loss (monotone)."
     ]
 
 
@@ -83,7 +83,7 @@ def test_the_headline_shows_inflation() -> None:
     given = with_verdicts([FALLING], {"monotone": True})
     given["runs"][0]["inflation"] = [0.0, 0.05, 0.01]
     assert descent_sentences(read_results(given), "descent")[1] == "Largest inflation: 0.050 at layer 1."
-    given["runs"][0]["inflation"] = [0.0, -0.05, 0.0]
+    given["runs"][0]["inflation"] = [0.0, -0.05, 0.01]  # a last layer that is worse is a price, not inflation
     assert descent_sentences(read_results(given), "descent")[1] == "No layer is inflated."
 
 

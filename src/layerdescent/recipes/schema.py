@@ -168,8 +168,8 @@ class Recipe(_Section):
     """One experiment: a model, data, arms that differ only in what `arms` says, seeds, and what is measured."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-    title: str
-    description: str
+    title: str = ""
+    description: str = ""
     needs: list[str] = Field(default_factory=list)
     """What a machine must have, in words: "packages", "hub", "GPU advised"."""
     model: ModelSpec
@@ -330,6 +330,9 @@ def _explain(error: ValidationError, where: str) -> str:
         fields = _fields_at(path[:-1])
         message = f"{place}: no such field; {_nearest(path[-1], fields)}fields here are {', '.join(fields)}"
     elif first["type"] == "missing":
+        missing = [".".join(map(str, problem["loc"])) for problem in problems if problem["type"] == "missing"]
+        if len(missing) > 1:
+            return f"{where}: these fields are missing: {', '.join(missing)}"
         message = f"{place}: this field is missing"
     else:
         given = first["input"]

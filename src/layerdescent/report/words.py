@@ -25,7 +25,7 @@ GLOSSARY = {
     "ERM": "Empirical risk minimisation: ordinary training, which lowers the loss of the last layer only.",
     "monotone": "The mean test loss of every layer lies below that of the layer before it "
     "(of the constrained layers, where not all are).",
-    "feasible": "Every constraint Fₗ ≤ (1 − αₗ) Fₗ₋₁ is met within its tolerance, a fraction of αₗ.",
+    "feasible": "Every constraint Fₗ ≤ (1 − αₗ) Fₗ₋₁ is met within its tolerance, αₗ/5 unless set.",
     "shown": "The simultaneous one-sided 95 % bounds on all paired violations lie below 0: "
     "not only the means of this sample say so.",
     "calibrated": "Descent still holds after every layer’s readout got its own best temperature (or gain and offset), "
@@ -100,7 +100,18 @@ def introduction(results: Results) -> str:
     seed_text = f"{'seed' if len(seeds) == 1 else 'seeds'} {join(seeds)}" if seeds else "no seed yet"
     sizes = f" ({rows})" if rows else ""
     same = "; the arms share data, seeds and everything that the list below does not name" if count > 1 else ""
-    return f"{subject} trained {arms}{source}{sizes}, with {seed_text}{same}."
+    return f"{subject} trained {arms}{source}{sizes}, with {seed_text}{same}.{_truncation(results)}"
+
+
+def _truncation(results: Results) -> str:
+    """How many texts were read only in part, where that is a good part of them."""
+    shares, length = results.data.get("truncated"), results.data.get("max_length")
+    share = shares.get("train", 0) if isinstance(shares, dict) else 0
+    return (
+        f" {100 * share:.0f} % of the training texts are longer than {length} tokens and were cut."
+        if share > 0.1
+        else ""
+    )
 
 
 def _named(part: Any) -> str:
@@ -267,7 +278,8 @@ def inflation_sentences(results: Results, arm: str) -> list[str]:
     tightness = [run.tightness for run in runs if run.tightness is not None]
     if tightness and any(run.constrained for run in runs):
         sentences.append(
-            f"Tightness: the constraints ask for {100 * sum(tightness) / len(tightness):.0f} % of the descent."
+            f"Tightness: what the constraints ask for is {100 * sum(tightness) / len(tightness):.0f} % of the fall "
+            "in log loss that there is."
         )
     descending = [run.share_descending for run in runs if run.share_descending is not None]
     if descending:
@@ -282,6 +294,8 @@ def inflation_sentences(results: Results, arm: str) -> list[str]:
 
 def _inflation_sentence(results: Results, arm: str) -> list[str]:
     inflation = layer_means(results, arm, lambda run: run.inflation)
+    # What the last layer loses against ERM is the price, which the comparison states.
+    inflation.pop(max(inflation, default=0), None)
     if not inflation:
         return []
     worst = max(inflation, key=lambda layer: inflation[layer])

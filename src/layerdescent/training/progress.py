@@ -31,11 +31,19 @@ class DescentProgress(ProgressCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Show training steps at the end of the bar, and other entries above it without their per-layer values."""
         line = brief(logs or {})
-        if self.training_bar is None or "loss" not in line:
-            super().on_log(args, state, control, logs=line, **kwargs)
-        else:
+        if self.training_bar is None:
+            return
+        if "loss" not in line:
+            self.training_bar.write("  " + ", ".join(f"{name} {_short(value)}" for name, value in line.items()))
+        elif "largest_multiplier" in line:
             shown = {"loss": "loss", "max_violation": "violation", "largest_multiplier": "multiplier"}
             self.training_bar.set_postfix({name: f"{line[key]:.3g}" for key, name in shown.items() if key in line})
+        else:  # without constraints a violation would only alarm
+            self.training_bar.set_postfix(loss=f"{line['loss']:.3g}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 class DescentPrinter(PrinterCallback):
