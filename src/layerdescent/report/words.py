@@ -299,9 +299,10 @@ def _inflation_sentence(results: Results, arm: str) -> list[str]:
     if not inflation:
         return []
     worst = max(inflation, key=lambda layer: inflation[layer])
-    if inflation[worst] <= 0:
+    digits = loss_digits(results)
+    if round(inflation[worst], digits) <= 0:
         return ["No layer is inflated."]
-    return [f"Largest inflation: {number(inflation[worst], loss_digits(results))} at layer {worst}."]
+    return [f"Largest inflation: {number(inflation[worst], digits)} at layer {worst}."]
 
 
 def flag_sentences(results: Results) -> list[tuple[str, str]]:
