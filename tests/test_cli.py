@@ -50,7 +50,8 @@ def test_compare_prints_a_table_and_where_the_page_is(place: Path) -> None:
     assert "accuracy, gaussian 1" in result.output
     assert f"page:    {place / 'runs/report.html'}" in result.output
     assert (place / "runs/report.html").read_text().startswith("<!DOCTYPE html>")
-    assert json.loads((place / "runs/results.json").read_text())["command"].startswith("layerdescent ")
+    command = json.loads((place / "runs/results.json").read_text())["command"]
+    assert command == f"layerdescent compare {place / 'tiny.yaml'} --folder {place / 'runs'} --quiet"
 
 
 def test_train_one_arm(place: Path, tmp_path: Path) -> None:

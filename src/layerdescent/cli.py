@@ -2,7 +2,7 @@
 
 import errno
 import os
-import sys
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +16,15 @@ from layerdescent.errors import InputError, RunError
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+_LINE = "layerdescent.line"
+
+
 class _Commands(TyperGroup):
     """Turns every failure into one line and an exit code: 2 for wrong input, 1 for a failure while running."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Let --debug stand anywhere in the line, not only before the command."""
+        """Keep the line for the record, and let --debug stand anywhere in it, not only before the command."""
+        ctx.meta[_LINE] = ["layerdescent", *args]
         if "--debug" in args:
             args = ["--debug", *(argument for argument in args if argument != "--debug")]
         return super().parse_args(ctx, args)
@@ -141,6 +145,7 @@ def train(
 
 @app.command(epilog="Example: layerdescent compare demo")
 def compare(
+    ctx: typer.Context,
     recipe: RecipeName,
     arm: Annotated[list[str] | None, typer.Option(help="Only these arms; repeatable.")] = None,
     seed: Annotated[
@@ -160,7 +165,7 @@ def compare(
     _calm()
     chosen = load_recipe(recipe, set_ or [])
     target = folder or Path("runs") / chosen.name
-    results = compare_recipe(chosen, target, arms=arm, seeds=seed, progress=not quiet, command=_command())
+    results = compare_recipe(chosen, target, arms=arm, seeds=seed, progress=not quiet, command=_command(ctx))
     page = write_report(results, target)
     typer.echo(comparison_table(results))
     typer.echo(f"results: {target / 'results.json'}\npage:    {page}")
@@ -170,6 +175,7 @@ def compare(
     epilog="Example: layerdescent profile runs/demo/runs/descent-seed0/model --data recipe:demo --first-layer 5"
 )
 def profile(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="A checkpoint folder or hub name; trained by layerdescent or not.")],
     data: DataSource,
     split: Split = "test",
@@ -225,7 +231,7 @@ def profile(
     for sentence in describe(measured):
         typer.echo(f"- {sentence}")
     if out is not None:
-        write_json(out, {"command": _command(), "model": model, "data": data, "split": split, **measured.to_dict()})
+        write_json(out, {"command": _command(ctx), "model": model, "data": data, "split": split, **measured.to_dict()})
         typer.echo(f"profile: {out}")
 
 
@@ -234,6 +240,7 @@ def profile(
     "--data recipe:demo --noise gaussian --gamma 0.5 --gamma 1"
 )
 def sweep(
+    ctx: typer.Context,
     models: Annotated[list[str], typer.Argument(help="Checkpoints; the first one is the baseline of the differences.")],
     data: DataSource,
     noise: Annotated[list[str] | None, typer.Option(help="gaussian, uniform or discrete; repeatable.")] = None,
@@ -289,7 +296,7 @@ def sweep(
     ).to_dict()
     typer.echo(sweep_table(result))
     if out is not None:
-        write_json(out, {"command": _command(), "data": data, "split": split, **result})
+        write_json(out, {"command": _command(ctx), "data": data, "split": split, **result})
         typer.echo(f"sweep: {out}")
 
 
@@ -385,8 +392,6 @@ def _calm() -> None:
     datasets.disable_progress_bars()
 
 
-def _command() -> str:
+def _command(ctx: typer.Context) -> str:
     """The command as the user typed it, for the record."""
-    import shlex
-
-    return shlex.join(["layerdescent", *sys.argv[1:]])
+    return shlex.join(ctx.meta[_LINE])
