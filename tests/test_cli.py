@@ -126,6 +126,20 @@ def test_sweep(place: Path, tmp_path: Path) -> None:
         run["noise"][1]["value"] for run in compared["runs"]
     ]
     assert [row["kind"] for row in stored["paired"]] == ["none", "gaussian"]
+    assert (stored["bf16"], compared["bf16"]) == (False, False)
+
+
+def test_sweep_in_bf16(place: Path, tmp_path: Path) -> None:
+    found = []
+    for more in ([], ["--bf16"]):
+        out = tmp_path / "sweep.json"
+        result = run("sweep", model(place, "erm"), "--data", place, "--gamma", 1, "--out", out, "--quiet", *more)
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(out.read_text()))
+    assert [each["bf16"] for each in found] == [False, True]
+    losses = [each["runs"][0]["noise"][1]["loss"] for each in found]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
 
 
 def test_report_from_stored_results(place: Path, tmp_path: Path) -> None:

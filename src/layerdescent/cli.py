@@ -259,6 +259,9 @@ def sweep(
     limit: Limit = 1000,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the sweep to this JSON file.")] = None,
     batch_size: BatchSize = 32,
+    bf16: Annotated[
+        bool, typer.Option("--bf16", help="Forward passes in bfloat16; the head and the losses stay as they are.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Robustness of any checkpoints: the same noise for all, differences in pairs."""
@@ -292,6 +295,7 @@ def sweep(
         validation=validation,
         baseline=names[0],
         batch_size=batch_size,
+        bf16=bf16,
         progress=not quiet,
     ).to_dict()
     typer.echo(sweep_table(result))

@@ -268,6 +268,7 @@ def _sweep(
         train_labels=data.train["labels"],
         baseline=baseline,
         batch_size=recipe.evaluation.batch_size,
+        bf16=recipe.evaluation.bf16,
         store=store,
         progress=progress,
     )
@@ -383,6 +384,7 @@ def _results(
         "recipe": recipe.to_dict(),
         "environment": describe_environment(),
         "metric": recipe.metric,
+        "bf16": sweep.bf16,
         "baseline": recipe.baseline,
         "seeds": sorted({run.seed for run in runs}),
         "arms": {run.arm: run.settings for run in runs},

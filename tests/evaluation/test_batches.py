@@ -7,7 +7,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast, RobertaConfig
+from torch.nn import functional
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+)
 
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
 from layerdescent.evaluation.batches import (
@@ -177,3 +186,38 @@ def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="BertModel"):
         Readout.for_model(load_model(tmp_path))
+
+
+def test_bf16_is_the_models_forward_alone(rows: Rows, tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model(2).eval()
+    batches = length_sorted(rows, 8)
+    stream: dict[str, Any] = {"processing_class": tokenizer}
+    exact, coarse = (
+        list(layer_outputs(model, rows, batches, "single_label_classification", **stream, bf16=bf16))
+        for bf16 in (False, True)
+    )
+    for one, other in zip(exact, coarse, strict=True):
+        inputs = collate([rows[index] for index in other.indices], tokenizer)
+        with torch.no_grad():
+            with torch.autocast("cpu", torch.bfloat16):
+                states = model(**inputs, output_hidden_states=True).hidden_states
+            logits = torch.stack([model.classifier(model.bert.pooler(state.float())) for state in states])
+        assert other.logits.dtype == other.losses.dtype == torch.float32
+        torch.testing.assert_close(other.logits, logits)
+        for layer, losses in enumerate(other.losses):
+            torch.testing.assert_close(losses, functional.cross_entropy(logits[layer], other.labels, reduction="none"))
+        assert not torch.equal(one.losses[-1], other.losses[-1])
+        torch.testing.assert_close(one.losses, other.losses, atol=0.1, rtol=0.05)
+
+
+def test_bf16_reads_layers_whose_norm_comes_before_the_head(rows: Rows, tokenizer: PreTrainedTokenizerFast) -> None:
+    """ModernBERT norms a hidden state before its head takes it, outside the forward pass."""
+    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 24, "pad_token_id": 0}
+    more: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "attn_implementation": "eager"}
+    torch.manual_seed(0)
+    model = ModernBertForSequenceClassification(ModernBertConfig(**sizes, **more))
+    batches = length_sorted(rows, 8)
+    found = list(
+        layer_outputs(model, rows, batches, "single_label_classification", processing_class=tokenizer, bf16=True)
+    )
+    assert all(batch.losses.dtype == torch.float32 for batch in found)

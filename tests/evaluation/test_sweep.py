@@ -238,6 +238,39 @@ def test_what_is_stored_is_used_for_the_same_model_and_data_only(
     np.testing.assert_array_equal(other.measurements["erm", 0][0].values, 1 - changed.measurements["erm", 0][0].values)
 
 
+def test_what_is_stored_is_used_for_the_same_precision_only(
+    models: Models, rows: Rows, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"erm": models["erm", 0]}
+    settings: dict[str, Any] = {"gammas": (1.0,), "store": tmp_path} | options
+    exact = robustness_sweep(model, rows, **settings)
+    named = {path.name for path in tmp_path.iterdir()}
+    coarse = robustness_sweep(model, rows, bf16=True, **settings)
+    assert len(list(tmp_path.iterdir())) == 2 * len(named) == 4
+    for one, other in zip(exact.measurements["erm", 0], coarse.measurements["erm", 0], strict=True):
+        assert not np.array_equal(one.losses, other.losses)
+        np.testing.assert_allclose(one.losses, other.losses, atol=0.1, rtol=0.05)
+    assert (exact.to_dict()["bf16"], coarse.to_dict()["bf16"]) == (False, True)
+
+    monkeypatch.setattr(sweep._Evaluation, "_run", None)  # everything is there
+    assert robustness_sweep(model, rows, **settings).to_dict() == exact.to_dict()
+    assert robustness_sweep(model, rows, bf16=True, **settings).to_dict() == coarse.to_dict()
+
+
+def test_pieces_stored_before_there_was_a_choice_of_precision_are_found(rows: Rows, tmp_path: Path) -> None:
+    shelf = sweep._Shelf(tmp_path)
+    assert sweep._Evaluation(rows, [], None, shelf, bf16=False)._data_identity == shelf.identity(data=rows)
+
+
+def test_discrete_noise_replaces_the_same_tokens_in_bf16(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"kinds": ("discrete",), "shares": (0.5,), "validation": make_rows(60, seed=9)}
+    exact, coarse = (
+        robustness_sweep({"erm": models["erm", 0]}, rows, bf16=bf16, **settings, **options) for bf16 in (False, True)
+    )
+    assert exact.settings == coarse.settings
+    assert exact.noise("erm", 0)[1]["realised_share"] == coarse.noise("erm", 0)[1]["realised_share"]
+
+
 def test_paths_are_loaded_one_at_a_time_and_only_when_needed(
     models: Models,
     rows: Rows,

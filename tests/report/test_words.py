@@ -11,6 +11,7 @@ from layerdescent.report.words import (
     headline,
     inflation_sentences,
     introduction,
+    paired_note,
     quality_sentences,
     split_settings,
     trivial_sentences,
@@ -144,3 +145,9 @@ def test_shared_settings_are_told_once() -> None:
     shared, own = split_settings({"erm": {"lr": 1, "objective": "erm"}, "descent": {"lr": 1, "alpha": 0.1}})
     assert shared == {"lr": 1}
     assert own == {"erm": {"objective": "erm"}, "descent": {"alpha": 0.1}}
+
+
+def test_forward_passes_in_bfloat16_are_said_where_the_comparison_is() -> None:
+    given = full_results()
+    assert "bfloat16" not in paired_note(read_results(given))
+    assert "2 seeds, forward passes in bfloat16." in paired_note(read_results(given | {"bf16": True}))

@@ -178,6 +178,7 @@ def layer_outputs(
     *,
     processing_class: Any = None,
     perturbation: Perturbation | None = None,
+    bf16: bool = False,
     bar: "tqdm[Any] | None" = None,
 ) -> Iterator[LayerOutputs]:
     """Stream a model's per-sample outputs at every layer over the batches, in eval mode and without gradients.
@@ -189,6 +190,8 @@ def layer_outputs(
         kind: The problem type.
         processing_class: The tokenizer, for padding and for the noise's special tokens.
         perturbation: Noise on the embeddings; None for clean inputs.
+        bf16: Whether the model's forward pass runs under autocast to bfloat16. The head, which reads the layers, and
+            the losses stay in the model's own precision, so that layers differ by more than rounding.
         bar: Advanced by one a batch.
 
     Yields:
@@ -212,8 +215,11 @@ def layer_outputs(
             # Entered anew for every batch: a generator must not leave the caller in inference mode.
             with torch.inference_mode():
                 inputs = {name: value for name, value in batch.items() if name in accepted}
-                outputs = model(**inputs, **readout.needs_hidden_states)
-                logits = readout.logits(outputs.hidden_states, batch).float()
+                with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
+                    states = model(**inputs, **readout.needs_hidden_states).hidden_states
+                if bf16:  # a norm that a readout puts before the head wants its own precision
+                    states = [state.to(readout.model.dtype) for state in states]
+                logits = readout.logits(states, batch).float()
                 losses = readout.per_sample_losses(logits, labels).float()
             if not bool(torch.isfinite(losses).all()):
                 layer, place = (int(axis[0]) for axis in torch.nonzero(~torch.isfinite(losses), as_tuple=True))

@@ -58,6 +58,7 @@ def robustness_sweep(
     train_labels: ArrayLike | None = None,
     baseline: str | None = "erm",
     batch_size: int = 32,
+    bf16: bool = False,
     store: str | Path | None = None,
     progress: bool = True,
 ) -> SweepResult:
@@ -85,8 +86,10 @@ def robustness_sweep(
         train_labels: Labels that the majority class is taken from; those of `data` by default.
         baseline: The arm that the others are paired with, by seed; None (or one arm only) for no pairs.
         batch_size: Rows in a batch.
+        bf16: Whether the models' forward passes run under autocast to bfloat16, clean ones included; the head, the
+            losses and the noise itself stay in the models' own precision.
         store: A folder that keeps each finished (model, setting), so that an interrupted sweep goes on where it was.
-            What is found there is used only if model, data and noise are the same, byte by byte.
+            What is found there is used only if model, data, noise and precision are the same, byte by byte.
         progress: Whether a bar shows how long it still takes.
 
     Returns:
@@ -117,7 +120,7 @@ def robustness_sweep(
 
     runs = 1 + sum(len(draws) for draws in noises)
     measurements: dict[Key, list[Measurement]] = {}
-    evaluation = _Evaluation(data, batches, tokenizer, shelf)
+    evaluation = _Evaluation(data, batches, tokenizer, shelf, bf16)
     with tqdm(total=len(keyed) * runs * len(batches), desc="sweep", unit="batch", disable=not progress) as bar:
         for key, model in keyed.items():
             bar.set_postfix_str(f"{key[0]} seed {key[1]}")
@@ -132,15 +135,19 @@ def robustness_sweep(
         baseline=baseline,
         trivial=trivial_predictors(labels, kind, train_labels),
         noise_seeds=list(noise_seeds),
+        bf16=bf16,
     )
 
 
 class _Evaluation:
     """Measures models on one data set; knows the heads' problem type once it has seen the first."""
 
-    def __init__(self, data: Rows, batches: Sequence[Sequence[int]], tokenizer: Any, shelf: "_Shelf") -> None:
-        self.data, self.batches, self.tokenizer, self.shelf = data, batches, tokenizer, shelf
-        self._data_identity = shelf.identity(data=data)
+    def __init__(
+        self, data: Rows, batches: Sequence[Sequence[int]], tokenizer: Any, shelf: "_Shelf", bf16: bool
+    ) -> None:
+        self.data, self.batches, self.tokenizer, self.shelf, self.bf16 = data, batches, tokenizer, shelf, bf16
+        # Nothing is said of the models' own precision: what was stored before there was a choice stays valid.
+        self._data_identity = shelf.identity(data=data) | ({"bf16": True} if bf16 else {})
         self._kind: ProblemType | None = None
 
     @property
@@ -186,7 +193,7 @@ class _Evaluation:
         kind = self.kind
         values, losses = np.empty(len(self.data), np.float32), np.empty(len(self.data), np.float32)
         total = np.zeros(Readout.for_model(model).num_layers + 1)
-        stream = {"processing_class": self.tokenizer, "perturbation": noise, "bar": bar}
+        stream = {"processing_class": self.tokenizer, "perturbation": noise, "bf16": self.bf16, "bar": bar}
         for batch in layer_outputs(model, self.data, self.batches, kind, **stream):
             last = batch.losses[-1]
             right = correctness(batch.logits[-1], batch.labels, kind)

@@ -69,6 +69,7 @@ class SweepResult:
         baseline: The arm that the others are compared with; None for none.
         trivial: Per-unit values (N,) of predictors that ignore their input.
         noise_seeds: The seeds that every noisy setting is averaged over.
+        bf16: Whether the forward passes ran in bfloat16.
     """
 
     kind: ProblemType
@@ -77,6 +78,7 @@ class SweepResult:
     baseline: str | None
     trivial: Mapping[str, NDArray[np.float32]]
     noise_seeds: Sequence[int]
+    bf16: bool = False
 
     @property
     def metric(self) -> Literal["accuracy", "rmse"]:
@@ -188,6 +190,7 @@ class SweepResult:
             "metric": self.metric,
             "baseline": self.baseline,
             "noise_seeds": list(self.noise_seeds),
+            "bf16": self.bf16,
             "n_units": len(next(iter(self.trivial.values()))),
             "runs": [{"arm": arm, "seed": seed, "noise": self.noise(arm, seed)} for arm, seed in self.measurements],
             "paired": self.paired(),

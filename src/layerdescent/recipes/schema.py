@@ -152,6 +152,8 @@ class EvaluationSpec(_Section):
     noise: list[NoiseSpec] = Field(default_factory=list)
     noise_seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
     batch_size: Count = 64
+    bf16: bool = False
+    """Whether forward passes under noise run in bfloat16. The profile of the layers never does."""
     special_tokens: bool = False
     """Whether noise also falls on [CLS], [SEP] and their like."""
 

@@ -203,6 +203,7 @@ class Results(_Part):
     environment: dict[str, Any] = {}
     data: dict[str, Any] = {}
     metric: Metric
+    bf16: bool = False
     baseline: str = "erm"
     seeds: Annotated[list[int], BeforeValidator(_seeds)] = []
     arms: dict[str, dict[str, Any] | None] = {}

@@ -322,11 +322,12 @@ def flag_sentences(results: Results) -> list[tuple[str, str]]:
 
 
 def sample_text(results: Results) -> str:
-    """How many units and seeds stand behind the comparison."""
+    """How many units and seeds stand behind the comparison, and the precision where it is not the models' own."""
     units = sorted({row.n_units for row in results.paired if row.n_units is not None})
     seeds = len(results.seed_values)
     count = f"{units[-1]:,} test units, " if units else ""
-    return f"{count}{seeds} seed{'' if seeds == 1 else 's'}"
+    precision = ", forward passes in bfloat16" if results.bf16 else ""
+    return f"{count}{seeds} seed{'' if seeds == 1 else 's'}{precision}"
 
 
 def band_text(results: Results) -> str:
