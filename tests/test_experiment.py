@@ -17,7 +17,7 @@ from transformers import TrainerState
 
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation import DescentProfile
-from layerdescent.experiment import _claim, _lambda_share, _yardstick, compare_recipe, train_recipe
+from layerdescent.experiment import _yardstick, claim_folder, compare_recipe, lambda_share, train_recipe
 from layerdescent.recipes import load_recipe
 from layerdescent.runs import Run, _KeepWeights, training_config
 from tests.tiny_recipe import save_checkpoint, write_recipe, write_reviews
@@ -194,8 +194,8 @@ def test_plain_training_is_measured_by_what_the_constrained_arm_asks(recipe_file
 def test_the_share_of_steps_with_a_multiplier_counts_every_step() -> None:
     """Log entries show the multipliers at their last step only, and the last window may be short."""
     history = {"step": [10, 20, 25], "multipliers": [[0.0], [0.0], [0.0]], "active_share": [[0.5], [0.0], [1.0]]}
-    assert _lambda_share({"history": history}) == pytest.approx([(5 + 0 + 5) / 25])
-    assert _lambda_share({"history": {"step": [10]}}) is None
+    assert lambda_share({"history": history}) == pytest.approx([(5 + 0 + 5) / 25])
+    assert lambda_share({"history": {"step": [10]}}) is None
 
 
 def test_a_killed_run_goes_on_and_ends_with_the_same_model(recipe_file: Path, tmp_path: Path) -> None:
@@ -296,11 +296,11 @@ def test_what_never_trained_does_not_hold_the_folder(recipe_file: Path, tmp_path
 
 def test_an_arm_left_out_in_between_is_still_held(recipe_file: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "descent-seed0").mkdir(parents=True)
-    _claim(tmp_path, load_recipe(str(recipe_file)))
-    _claim(tmp_path, load_recipe(str(recipe_file), ["arms={erm: {objective: erm}}"]))
-    _claim(tmp_path, load_recipe(str(recipe_file)))
+    claim_folder(tmp_path, load_recipe(str(recipe_file)))
+    claim_folder(tmp_path, load_recipe(str(recipe_file), ["arms={erm: {objective: erm}}"]))
+    claim_folder(tmp_path, load_recipe(str(recipe_file)))
     with pytest.raises(InputError, match=r"other settings \(descent\)"):
-        _claim(tmp_path, load_recipe(str(recipe_file), ["arms.descent.alpha=0.1"]))
+        claim_folder(tmp_path, load_recipe(str(recipe_file), ["arms.descent.alpha=0.1"]))
 
 
 def test_unknown_arm(recipe_file: Path, tmp_path: Path) -> None:

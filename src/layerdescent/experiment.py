@@ -53,10 +53,10 @@ def train_recipe(recipe: Recipe, arm: str, seed: int | None, folder: Path, *, pr
         InputError: no such arm, a setting that DescentConfig does not have, or a folder with another recipe's runs.
     """
     run = Run(recipe, _known_arm(recipe, arm), recipe.seeds[0] if seed is None else seed, folder)
-    _check_settings([run])
-    _claim(folder, recipe)
+    check_settings([run])
+    claim_folder(folder, recipe)
     if not run.record.is_file():
-        train_run(run, *_load_data(recipe, folder, progress), progress=progress)
+        train_run(run, *load_data(recipe, folder, progress), progress=progress)
     return run.model
 
 
@@ -88,12 +88,12 @@ def compare_recipe(
     names = dict.fromkeys([recipe.baseline, *(_known_arm(recipe, arm) for arm in arms or recipe.arms)])
     runs = [Run(recipe, arm, seed, folder) for seed in dict.fromkeys(seeds or recipe.seeds) for arm in names]
     extra = _frontier_runs(recipe, runs)
-    _check_settings([*runs, *extra])
-    _claim(folder, recipe)
-    say = _Stages(len(runs) + len(extra) + 2, show=progress)
+    check_settings([*runs, *extra])
+    claim_folder(folder, recipe)
+    say = Stages(len(runs) + len(extra) + 2, show=progress)
 
     say("reading and tokenising the data")
-    data, tokenizer = _load_data(recipe, folder, progress)
+    data, tokenizer = load_data(recipe, folder, progress)
     for run in [*runs, *extra]:
         say(f"training {run.name}" if not run.record.is_file() else f"{run.name} is trained already")
         if not run.record.is_file():
@@ -117,7 +117,7 @@ def _known_arm(recipe: Recipe, arm: str) -> str:
     return arm
 
 
-def _claim(folder: Path, recipe: Recipe) -> None:
+def claim_folder(folder: Path, recipe: Recipe) -> None:
     """Make the folder this recipe's, or refuse where runs of other settings lie in it."""
     stored, arms = folder / "recipe.yaml", dict(recipe.arms)
     if stored.is_file() and any((folder / "runs").glob("*")):
@@ -138,7 +138,7 @@ def _claim(folder: Path, recipe: Recipe) -> None:
     write_text(stored, recipe.model_copy(update={"arms": arms}).to_yaml())
 
 
-def _check_settings(runs: Sequence[Run]) -> None:
+def check_settings(runs: Sequence[Run]) -> None:
     """A wrong setting of the last arm is told before the first one trains."""
     model = runs[0].recipe.model
     num_layers = load_config(resolve_model(model.source), model.revision).num_hidden_layers
@@ -148,23 +148,35 @@ def _check_settings(runs: Sequence[Run]) -> None:
         config.fixed_weights(num_layers)
 
 
-def _load_data(recipe: Recipe, folder: Path, progress: bool) -> tuple[PreparedText, PreTrainedTokenizerBase]:
-    """The recipe's data, which must be those of the runs that lie in the folder, and the tokenizer."""
+def load_data(
+    recipe: Recipe, folder: Path, progress: bool, parts: Sequence[str] = PARTS
+) -> tuple[PreparedText, PreTrainedTokenizerBase]:
+    """The recipe's data, which must be those of the runs that lie in the folder, and the tokenizer.
+
+    Args:
+        recipe: whose data.
+        folder: the folder, which remembers the rows.
+        progress: show bars.
+        parts: the parts that will be used; no other one is compared.
+
+    Raises:
+        InputError: rows of these parts have changed since the folder's runs were trained.
+    """
     tokenizer = stored_tokenizer(resolve_model(recipe.model.source), recipe.model.revision)
     data = prepare(recipe.data, tokenizer, progress=progress)
     if progress:
         tqdm.write(data.report.summary())
-    stored, found = folder / "data.json", {part: _rows_hash(getattr(data, part)) for part in PARTS}
-    earlier = read_json(stored) if stored.is_file() else None
-    if earlier is not None and any((folder / "runs").glob("*")):
-        changed = [part for part in PARTS if earlier.get(part) != found[part]]
+    stored, found = folder / "data.json", {part: _rows_hash(getattr(data, part)) for part in parts}
+    earlier = read_json(stored) if stored.is_file() else {}
+    if any((folder / "runs").glob("*")):
+        changed = [part for part in parts if earlier.get(part, found[part]) != found[part]]
         if changed:
             raise InputError(
                 f"{folder} holds runs on other rows: those of {data.report.source} have changed since "
                 f"({', '.join(changed)}); results of different data are never mixed: use another --folder"
             )
-    if earlier != found:
-        write_json(stored, found)
+    if earlier | found != earlier:
+        write_json(stored, earlier | found)
     return data, tokenizer
 
 
@@ -175,13 +187,14 @@ def _rows_hash(rows: Dataset) -> str:
     return digest.hexdigest()
 
 
-class _Stages:
+class Stages:
     """Says which of how many stages begins."""
 
     def __init__(self, total: int, show: bool) -> None:
         self.total, self.show, self.count = total, show, 0
 
     def __call__(self, message: str) -> None:
+        """The next stage begins."""
         self.count += 1
         if self.show:
             tqdm.write(f"[{self.count}/{self.total}] {message}")
@@ -209,7 +222,7 @@ def _profiles(
                 validation=data.validation,
                 erm=erm,
                 batch_size=run.recipe.evaluation.batch_size,
-                lambda_share=_lambda_share(record),
+                lambda_share=lambda_share(record),
                 progress=progress,
             )
             profile.save(stored)
@@ -234,7 +247,7 @@ def _yardstick(run: Run) -> DescentConstraints:
     return config.constraints(load_config(run.model).num_hidden_layers)
 
 
-def _lambda_share(record: dict[str, Any]) -> list[float] | None:
+def lambda_share(record: dict[str, Any]) -> list[float] | None:
     """For every constraint, the share of training steps with its multiplier above 0."""
     windows = record["history"].get("active_share")
     if not windows:

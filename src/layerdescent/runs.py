@@ -6,12 +6,14 @@ ROOT/runs/ARM-seedK/run.json         written last: the run is finished when it i
 """
 
 import math
+import re
 import shutil
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -22,6 +24,7 @@ from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
+    EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
@@ -31,7 +34,9 @@ from transformers import (
 from layerdescent.data import PreparedText, resolve_model
 from layerdescent.environment import describe_environment
 from layerdescent.errors import InputError, RunError
+from layerdescent.evaluation.batches import correctness
 from layerdescent.files import write_json
+from layerdescent.readout import ProblemType
 from layerdescent.recipes import Recipe
 from layerdescent.training import DescentConfig, DescentTrainer, descent_history, last_complete_checkpoint
 from layerdescent.training.progress import DescentPrinter
@@ -45,13 +50,17 @@ class Run:
     arm: str
     seed: int
     root: Path
-    overrides: tuple[tuple[str, Any], ...] = ()  # of the frontier: one setting of the baseline changed
+    overrides: tuple[tuple[str, Any], ...] = ()  # what the frontier or a search changes of the arm's settings
+
+    @property
+    def label(self) -> str:
+        """The arm, with what is changed of it."""
+        return self.arm + "".join(f"@{field}={_in_a_name(value)}" for field, value in self.overrides)
 
     @property
     def name(self) -> str:
         """The name of the run's folder."""
-        changed = "".join(f"@{field}={value}" for field, value in self.overrides)
-        return f"{self.arm}{changed}-seed{self.seed}"
+        return f"{self.label}-seed{self.seed}"
 
     @property
     def folder(self) -> Path:
@@ -75,13 +84,19 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The training settings of this run: the recipe's, then the arm's, then what the frontier changed."""
+        """The training settings of this run: the recipe's, then the arm's, then the overrides."""
         return {**self.recipe.arm_settings(self.arm), **dict(self.overrides)}
 
     @property
     def objective(self) -> str:
         """What the run minimises."""
         return self.settings.get("objective", DescentConfig.objective)
+
+
+def _in_a_name(value: Any) -> str:
+    """A setting as part of a folder's name; schedules and long lists by their hash."""
+    text = "none" if value is None else str(value)
+    return text if re.fullmatch(r"[\w.+-]{1,40}", text) else blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 # What transformers finds out in the middle of a run, or not at all: the least and the most of a field.
@@ -104,7 +119,7 @@ def training_config(run: Run, progress: bool) -> DescentConfig:
     Raises:
         InputError: a field that DescentConfig does not have, or a value that it does not take.
     """
-    where = f"recipe {run.recipe.name}, arm {run.arm}"
+    where = f"recipe {run.recipe.name}, arm {run.label}"
     # YAML reads the strategy `no` as False.
     settings = {
         name: "no" if value is False and name.endswith("_strategy") else value for name, value in run.settings.items()
@@ -222,17 +237,41 @@ def train_run(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, 
         RunError: a loss is not a number, a checkpoint is damaged, there is no space left, or another process trains
             this run.
     """
+    if not train_unless_locked(run, data, tokenizer, progress=progress):
+        raise RunError(f"{run.folder} is being trained by another process: wait for it, or use another --folder")
+
+
+def train_unless_locked(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, *, progress: bool) -> bool:
+    """As `train_run`; False, and nothing done, while another process trains this run."""
     run.folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run.folder / "lock", timeout=0)
     try:
-        with FileLock(
-            run.folder / "lock", timeout=0
-        ):  # the system lets go of it when the process ends, however it ends
-            if not run.record.is_file():
-                _train(run, data, tokenizer, progress)
+        lock.acquire()
     except Timeout:
-        raise RunError(
-            f"{run.folder} is being trained by another process: wait for it, or use another --folder"
-        ) from None
+        return False
+    try:
+        if not run.record.is_file():
+            _train(run, data, tokenizer, progress)
+    finally:
+        lock.release()  # which the system does too when the process ends, however it ends
+    return True
+
+
+def _metric(metric: str, task: str) -> Callable[[EvalPrediction], dict[str, float]]:
+    """The recipe's metric on the rows of an evaluation, for Trainer to log: {metric: value}."""
+
+    def of_outputs(outputs: EvalPrediction) -> dict[str, float]:
+        predictions: Any = outputs.predictions
+        logits = torch.from_numpy(predictions[0] if isinstance(predictions, tuple) else predictions).double()
+        labels = torch.from_numpy(outputs.label_ids)
+        if metric == "rmse":
+            return {metric: (logits.reshape(labels.shape) - labels).square().mean().sqrt().item()}
+        kind: ProblemType = "multi_label_classification" if task == "multi-label" else "single_label_classification"
+        hits = correctness(logits, labels, kind)
+        assert hits is not None  # only a regression has none
+        return {metric: hits.double().mean().item()}
+
+    return of_outputs
 
 
 def _train(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, progress: bool) -> None:
@@ -249,6 +288,7 @@ def _train(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, pro
         eval_dataset=data.validation,
         processing_class=tokenizer,
         callbacks=callbacks,
+        compute_metrics=_metric(run.recipe.metric, run.recipe.data.task),
     )
     if not progress:
         trainer.remove_callback(DescentPrinter)
@@ -276,7 +316,7 @@ def _train(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, pro
             "step_seconds": statistics.median(timer.seconds) if timer.seconds else None,
             "best_checkpoint_step": trainer.state.best_global_step,
             "history": _columns(trainer.descent_history),
-            "validation": _kept_evaluation(trainer),
+            "validation": _kept_evaluation(trainer, run.recipe.metric),
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
             "environment": describe_environment(),
         },
@@ -290,7 +330,11 @@ def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [record[name] for record in records] for name in names if all(name in record for record in records)}
 
 
-def _kept_evaluation(trainer: DescentTrainer) -> dict[str, Any] | None:
-    """What the evaluation of the kept checkpoint said; None when there was none."""
-    records = descent_history(trainer.state.log_history, "eval_")
-    return next((record for record in records if record["step"] == trainer.state.best_global_step), None)
+def _kept_evaluation(trainer: DescentTrainer, metric: str) -> dict[str, Any] | None:
+    """What the evaluation of the kept checkpoint said, with the metric's value; None when there was none."""
+    kept = [
+        entry
+        for entry in trainer.state.log_history
+        if entry["step"] == trainer.state.best_global_step and "eval_loss" in entry
+    ]
+    return {**descent_history(kept, "eval_")[0], metric: kept[0].get(f"eval_{metric}")} if kept else None

@@ -6,7 +6,9 @@ Nothing heavy is imported here: the command line lists recipes in a blink.
 """
 
 import hashlib
+import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -166,6 +168,68 @@ class FrontierSpec(_Section):
     """Evenly spaced models along each of these runs, the last one included; 0 is the last one only."""
 
 
+class SearchSpec(_Section):
+    """Which settings of the arms are tried, and by what the best are chosen; see `layerdescent.search`."""
+
+    price: Annotated[float, Field(ge=0)] = 0.003
+    """What an arm under constraints may cost in clean validation value against the baseline's best, stated before
+    anything is tried: accuracy as a fraction (0.003 is 0.3 points), RMSE relative (0.01 is 1 %)."""
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+    """Of every trial; null is the recipe's first seed."""
+    arms: Annotated[dict[ArmName, dict[str, list[Any]]], Field(min_length=1)]
+    """By arm, the values tried of each field of `DescentConfig`: all combinations."""
+    unequal: bool = False
+    """Allow other numbers of trials for other arms: to study sensitivity, never to compare the arms chosen."""
+    keep_models: bool = True
+    """Keep every trial's weights; what is chosen needs none of them."""
+
+    @field_validator("arms")
+    @classmethod
+    def _is_a_grid(cls, arms: dict[str, dict[str, list[Any]]]) -> dict[str, dict[str, list[Any]]]:
+        for arm, fields in arms.items():
+            if not fields:
+                raise ValueError(f"{arm} has no field to search: name one, or leave the arm out")
+            for name, values in fields.items():
+                if name in RESERVED_TRAIN_FIELDS:
+                    raise ValueError(f"{arm}.{name} is set by the program for each run; seeds belong in search.seeds")
+                if name == "objective":
+                    raise ValueError(f"{arm}.objective decides by what rule the arm is chosen: make another arm of it")
+                if not values:
+                    raise ValueError(f"{arm}.{name} has no values")
+                distinct = {json.dumps(_canonical(value), sort_keys=True, default=str) for value in values}
+                if len(distinct) < len(values):
+                    raise ValueError(f"{arm}.{name} holds a value twice: {values}")
+        return arms
+
+    @field_validator("seeds")
+    @classmethod
+    def _no_seed_twice(cls, seeds: list[int] | None) -> list[int] | None:
+        if seeds is not None and len(set(seeds)) < len(seeds):
+            raise ValueError(f"holds a seed twice: {seeds}")
+        return seeds
+
+    @model_validator(mode="after")
+    def _tries_every_arm_equally_often(self) -> Self:
+        counts = {arm: math.prod(map(len, fields.values())) for arm, fields in self.arms.items()}
+        if not self.unequal and len(set(counts.values())) > 1:
+            told = ", ".join(f"{arm} {count}" for arm, count in counts.items())
+            raise ValueError(
+                f"every arm must have the same number of trials, and they have: {told}; even them out, or say "
+                "unequal: true where the arms chosen are not to be compared"
+            )
+        return self
+
+    def grid(self, arm: str) -> list[dict[str, Any]]:
+        """Every combination of an arm's values, the last field fastest; 1.0 and 1 are one number.
+
+        Example:
+            >>> SearchSpec(arms={"erm": {"learning_rate": [1e-4], "num_train_epochs": [1, 2.0]}}).grid("erm")
+            [{'learning_rate': 0.0001, 'num_train_epochs': 1}, {'learning_rate': 0.0001, 'num_train_epochs': 2}]
+        """
+        fields = self.arms[arm]
+        return [dict(zip(fields, _canonical(values), strict=True)) for values in itertools.product(*fields.values())]
+
+
 class Recipe(_Section):
     """One experiment: a model, data, arms that differ only in what `arms` says, seeds, and what is measured."""
 
@@ -185,6 +249,7 @@ class Recipe(_Section):
     seeds: Annotated[list[Seed], Field(min_length=1)]
     evaluation: EvaluationSpec = EvaluationSpec()
     frontier: FrontierSpec | None = None
+    search: SearchSpec | None = None
     metric: Literal["accuracy", "rmse"] = "accuracy"
 
     @field_validator("train", "arms")
@@ -208,6 +273,11 @@ class Recipe(_Section):
             raise ValueError(f"the baseline {self.baseline!r} is not among the arms ({', '.join(self.arms)})")
         if (self.data.task == "regression") != (self.metric == "rmse"):
             raise ValueError(f"metric {self.metric} does not fit data.task {self.data.task}")
+        for arm in (self.baseline, *self.search.arms) if self.search else ():
+            if arm not in self.arms:
+                raise ValueError(f"search.arms: no arm is called {arm!r}; there are {', '.join(self.arms)}")
+            if self.search and arm not in self.search.arms:
+                raise ValueError(f"search.arms lacks the baseline {arm!r}: prices are measured against its best trial")
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -365,6 +435,7 @@ _SECTIONS: Mapping[str, type[BaseModel]] = {
     "evaluation": EvaluationSpec,
     "noise": NoiseSpec,
     "frontier": FrontierSpec,
+    "search": SearchSpec,
 }
 
 
