@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
     PreTrainedTokenizerFast,
     RobertaConfig,
 )
@@ -210,14 +210,20 @@ def test_bf16_is_the_models_forward_alone(rows: Rows, tokenizer: PreTrainedToken
         torch.testing.assert_close(one.losses, other.losses, atol=0.1, rtol=0.05)
 
 
-def test_bf16_reads_layers_whose_norm_comes_before_the_head(rows: Rows, tokenizer: PreTrainedTokenizerFast) -> None:
-    """ModernBERT norms a hidden state before its head takes it, outside the forward pass."""
-    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 24, "pad_token_id": 0}
-    more: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "attn_implementation": "eager"}
+def test_readouts_get_states_of_the_models_precision_in_bf16(
+    rows: Rows, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ALBERT's embeddings leave a linear layer, so autocast hands them out in bfloat16."""
+    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 16, "embedding_size": 8, "intermediate_size": 24}
     torch.manual_seed(0)
-    model = ModernBertForSequenceClassification(ModernBertConfig(**sizes, **more))
-    batches = length_sorted(rows, 8)
-    found = list(
-        layer_outputs(model, rows, batches, "single_label_classification", processing_class=tokenizer, bf16=True)
-    )
-    assert all(batch.losses.dtype == torch.float32 for batch in found)
+    model = AlbertForSequenceClassification(AlbertConfig(**sizes, num_hidden_layers=2, num_attention_heads=2))
+    seen: list[torch.dtype] = []
+    read = Readout.logits
+
+    def spied(self: Readout, hidden_states: Any, batch: Any = None) -> Any:
+        seen.extend(state.dtype for state in hidden_states)
+        return read(self, hidden_states, batch)
+
+    monkeypatch.setattr(Readout, "logits", spied)
+    list(layer_outputs(model, rows, [[0]], "single_label_classification", processing_class=tokenizer, bf16=True))
+    assert seen == [torch.float32] * 3
