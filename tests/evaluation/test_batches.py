@@ -2,9 +2,12 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -26,6 +29,7 @@ from layerdescent.evaluation.batches import (
     labels_of,
     layer_outputs,
     length_sorted,
+    load_config,
     load_model,
     load_tokenizer,
     problem_type,
@@ -151,6 +155,42 @@ def test_missing_and_damaged_checkpoints(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(RunError, match="damaged"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nosuchfolder", "runs/nosuchfolder"])
+def test_a_misspelt_folder_is_named_at_once_where_no_hub_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would try six times, and sleep 23 s in between."""
+    asked = []
+
+    def unreachable(request: Any, *_: object, **__: object) -> None:
+        asked.append(request)
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(type(huggingface_hub.get_session()), "send", unreachable)
+    with pytest.raises(InputError, match=f"no model at {name}: .*no such folder here, and the hub does not answer"):
+        load_model(name)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("answer", [True, False, HfHubHTTPError("gated", response=MagicMock())])
+def test_a_hub_that_answers_is_left_to_transformers(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.file_exists", MagicMock(side_effect=[answer]))
+    loading = MagicMock(return_value="its configuration")
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", loading)
+    assert load_config("owner/name", "v1") == "its configuration"
+    loading.assert_called_once_with("owner/name", revision="v1")
+
+
+def test_a_model_in_the_hub_s_cache_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.file_exists", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda name, revision: f"{name}, cached")
+    assert load_config("owner/name") == "owner/name, cached"
 
 
 @pytest.mark.parametrize("change", [{"num_hidden_layers": 4}, {"vocab_size": 7}, {"num_labels": 3}])

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import torch
 import transformers
+from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -239,11 +241,25 @@ def load_config(model: str | Path, revision: str | None = None) -> Any:
         InputError: There is no such checkpoint.
     """
     try:
+        if not Path(model).exists():
+            _ask_hub_once(str(model), revision)
         return transformers.AutoConfig.from_pretrained(model, revision=revision)
     except Exception as error:  # transformers and the hub's client raise a dozen kinds
         raise InputError(
             f"no model at {model}: give a folder with config.json, or a hub name ({_line(error)})"
         ) from None
+
+
+def _ask_hub_once(name: str, revision: str | None) -> None:
+    # transformers asks a hub that is out of reach six times, for 23 s: long to wait for word of a misspelt path.
+    if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
+        return
+    try:
+        huggingface_hub.file_exists(name, "config.json", revision=revision)
+    except HfHubHTTPError:
+        pass  # an answer, and transformers explains it
+    except Exception as error:  # of the library that carries the request, which changes with the client's version
+        raise ConnectionError(f"no such folder here, and the hub does not answer: {_line(error)}") from None
 
 
 def load_model(model: ModelOrPath) -> nn.Module:
