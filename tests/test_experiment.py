@@ -139,12 +139,14 @@ def test_another_seed_is_added(compared: tuple[dict[str, Any], Path], recipe_fil
 
 
 def test_frontier_has_checkpoints_and_variants(recipe_file: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(str(recipe_file), ["frontier={checkpoints: 3, weight_decay: [0.1]}"])
+    recipe = load_recipe(str(recipe_file), ["frontier={checkpoints: 3, weight_decay: [0.1], label_smoothing: [0.2]}"])
     points = compare_recipe(recipe, tmp_path, arms=["erm"], progress=False)["frontier"]
-    assert [(point["weight_decay"], point["step"]) for point in points] == [
-        (decay, step) for decay in (0.0, 0.1) for step in (4, 8, 12)
+    assert [(point["weight_decay"], point["label_smoothing"], point["step"]) for point in points] == [
+        (decay, smoothing, step) for decay, smoothing in ((0, 0), (0.1, 0), (0, 0.2)) for step in (4, 8, 12)
     ]
     assert all(0 <= point["in_distribution"] <= 1 for point in points)
+    smoothed = tmp_path / "runs" / "erm@label_smoothing_factor=0.2-seed0"
+    assert json.loads((smoothed / "run.json").read_text())["settings"]["label_smoothing_factor"] == 0.2
 
 
 def test_the_frontier_meets_the_noise_of_the_arms(recipe_file: Path, tmp_path: Path) -> None:

@@ -295,8 +295,12 @@ def _frontier_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
     if recipe.frontier is None:
         return []
     first = runs[0]
-    decays = recipe.frontier.weight_decay
-    return [Run(recipe, recipe.baseline, first.seed, first.root, (("weight_decay", decay),)) for decay in decays]
+    changes = {"weight_decay": recipe.frontier.weight_decay, "label_smoothing_factor": recipe.frontier.label_smoothing}
+    return [
+        Run(recipe, recipe.baseline, first.seed, first.root, ((field, value),))
+        for field, values in changes.items()
+        for value in values
+    ]
 
 
 def _frontier(
@@ -325,7 +329,11 @@ def _frontier(
         for step, path in [*sorted(steps), (read_json(run.record)["steps"], run.model)]:
             name = f"{run.name}@{step}"
             models[name, seed] = path
-            places[name] = {"step": step, "weight_decay": run.settings.get("weight_decay", 0.0)}
+            places[name] = {
+                "step": step,
+                "weight_decay": run.settings.get("weight_decay", 0.0),
+                "label_smoothing": run.settings.get("label_smoothing_factor", 0.0),
+            }
     # The baseline's final model calibrates discrete noise here too: the frontier meets the noise that the arms meet.
     reference = next(name for (name, _), path in models.items() if path == baselines[0].model)
     swept = _sweep(recipe, models, reference, store, data, tokenizer, progress)

@@ -66,6 +66,8 @@ def test_natural_language_inference_with_this_encoder_is_said_to_be_contaminated
             "discrete",
         ),
         ("frontier.checkpoints=4", lambda recipe: recipe.frontier.checkpoints, 4),
+        ("frontier.label_smoothing=[0, 0.1]", lambda recipe: recipe.frontier.label_smoothing, [0.0, 0.1]),
+        ("evaluation.bf16=true", lambda recipe: recipe.evaluation.bf16, True),
     ],
 )
 def test_overrides(override: str, read: Any, expected: Any) -> None:
@@ -113,6 +115,7 @@ def test_later_overrides_win() -> None:
             r"evaluation\.noise\.0\.kind: Input should be 'gaussian', 'uniform' or 'discrete'",
         ),
         ("evaluation.noise.0={kind: discrete}", r"discrete noise needs shares"),
+        ("frontier.label_smoothing=[1]", r"frontier\.label_smoothing\.0: .*less than 1 \(given: 1\)"),
         ("seeds=[]", r"seeds: List should have at least 1 item"),
         ("seeds=[1, 1]", r"seeds: holds a seed twice: \[1, 1\]"),
         ("baseline=emr", r"the baseline 'emr' is not among the arms \(erm, descent\)"),

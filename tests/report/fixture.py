@@ -72,9 +72,14 @@ def full_results(
             for kind, gamma, share in levels
         ],
         "frontier": [
-            {"step": step, "weight_decay": decay, **_checkpoint(step, decay, kind, gamma)}
+            {
+                "step": step,
+                "weight_decay": decay,
+                "label_smoothing": smoothing,
+                **_checkpoint(step, decay + smoothing / 2, kind, gamma),
+            }
             for kind, gamma in (("gaussian", 1.0), ("gaussian", 1.5), ("uniform", 1.5))
-            for decay in (0.0, 0.1)
+            for decay, smoothing in ((0.0, 0.0), (0.1, 0.0), (0.3, 0.0), (0.0, 0.1))
             for step in (25, 50, 100, 150, 200)
         ],
         "cost": {"step_time_ratio": 1.02, "peak_memory_ratio": 1.01, "naive_step_time_ratio": 1.31},

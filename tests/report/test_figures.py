@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from io import BytesIO
 from itertools import pairwise
 from typing import Any
 
@@ -93,3 +94,26 @@ def test_many_layers_are_drawn_but_not_all_labelled() -> None:
     assert len(axes.lines) == 32 + 1  # and the line at 0
     assert 5 <= len(labels) <= 9
     assert {"λ₁", "λ₃₂"} <= set(labels)
+
+
+def test_the_frontier_tells_its_families_by_marker_and_legend() -> None:
+    figure = figures.draw(figures.frontier, read_results(full_results()), narrow=False)
+    assert figure is not None
+    handles = {str(line.get_label()): line for line in figure.legends[0].get_lines()}
+    assert {"along training", "weight decay 0.1", "weight decay 0.3", "label smoothing 0.1"} < set(handles)
+    markers = {label: str(line.get_marker()) for label, line in handles.items()}
+    assert markers["weight decay 0.1"] == markers["weight decay 0.3"]
+    assert handles["weight decay 0.1"].get_linestyle() != handles["weight decay 0.3"].get_linestyle()
+    assert len(set(markers.values())) == len(handles) - 1  # no other two share one
+    paths = {line.get_linestyle() for line in figure.axes[0].lines}
+    assert paths == {line.get_linestyle() for label, line in handles.items() if label not in full_results()["arms"]}
+
+
+def test_the_legend_reads_row_by_row_and_stays_on_the_page() -> None:
+    figure = figures.draw(figures.frontier, read_results(full_results()), narrow=False)
+    assert figure is not None
+    figure.savefig(BytesIO())  # texts have no place before
+    boxes = {text.get_text(): text.get_window_extent() for text in figure.legends[0].get_texts()}
+    order = sorted(boxes, key=lambda label: (-round(boxes[label].y0), boxes[label].x0))
+    assert order[:4] == ["erm", "descent", "deep-supervision", "along training"]
+    assert max(box.x1 for box in boxes.values()) < figure.bbox.x1

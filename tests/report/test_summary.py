@@ -8,7 +8,9 @@ from layerdescent.report.results import Paired, read_results
 from layerdescent.report.summary import (
     Condition,
     NoiseAxis,
+    Variant,
     beyond_frontier,
+    frontier_variants,
     layer_band,
     loss_digits,
     noise_axes,
@@ -105,3 +107,23 @@ def test_small_losses_get_more_digits(loss: float, digits: int) -> None:
     results = minimal_results()
     results["runs"][0]["layer_losses"]["test"] = [loss, None, loss / 2]
     assert loss_digits(read_results(results)) == digits
+
+
+def test_runs_of_the_frontier_are_told_apart_by_what_differs_from_the_baseline() -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": 8, "weight_decay": 0.3, "label_smoothing": 0.0},
+        {"step": 8, "weight_decay": 0.1, "label_smoothing": 0.2},
+        {"step": 8, "weight_decay": 0.1, "label_smoothing": 0.0},
+        {"step": 4, "weight_decay": 0.1},  # as it was written before there was label smoothing
+        {"step": 8, "weight_decay": 0.0},
+        {"step": 2, "weight_decay": 0.1, "value": None},
+    ]
+    frontier = [{"in_distribution": 0.8, "kind": "gaussian", "gamma": 1.0, "value": 0.7} | row for row in rows]
+    results = read_results(two_seeds(frontier=frontier, arms={"erm": {"weight_decay": 0.1}}))
+    found = {variant: [point.step for point in points] for variant, points in frontier_variants(results).items()}
+    assert list(found.items()) == [
+        (Variant("training", 0.1), [4, 8]),
+        (Variant("weight decay", 0.0), [8]),
+        (Variant("weight decay", 0.3), [8]),
+        (Variant("label smoothing", 0.2), [8]),
+    ]

@@ -164,6 +164,8 @@ class FrontierSpec(_Section):
     """Further runs of the baseline that draw its frontier of in-distribution against robust quality."""
 
     weight_decay: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list)
+    label_smoothing: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default_factory=list)
+    """Values of `label_smoothing_factor`."""
     checkpoints: Annotated[int, Field(ge=0)] = 0
     """Evenly spaced models along each of these runs, the last one included; 0 is the last one only."""
 

@@ -3,7 +3,7 @@
 A function returns None where the results lack what it would show.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from typing import Any, Literal
@@ -22,9 +22,11 @@ from layerdescent.report.summary import (
     Band,
     Condition,
     NoiseAxis,
+    Variant,
     condition_of,
     conditions,
     constant_loss,
+    frontier_variants,
     layer_band,
     layer_means,
     loss_digits,
@@ -183,8 +185,8 @@ def robustness(results: Results, *, narrow: bool) -> Figure | None:
 
 def frontier(results: Results, *, narrow: bool) -> Figure | None:
     """Clean value against value under noise: ordinary training's checkpoints as a path, every arm's last model."""
-    points = [point for point in results.frontier if point.in_distribution is not None and point.value is not None]
-    measured = list(dict.fromkeys(condition_of(point) for point in points))
+    variants = frontier_variants(results)
+    measured = list(dict.fromkeys(condition_of(point) for points in variants.values() for point in points))
     if not measured:
         return None
     unit = UNITS[results.metric]
@@ -192,22 +194,16 @@ def frontier(results: Results, *, narrow: bool) -> Figure | None:
     rows = -(-len(measured) // columns)
     figure, grid = _panels(rows, columns, narrow=narrow, height=3.3 if narrow else 3.7)
     look = looks(results)
-    decays = sorted({point.weight_decay or 0.0 for point in points})
-    styles = dict(zip(decays, cycle(_FRONTIER_LINES), strict=False))
+    styles = _frontier_styles(variants)
     for axes, condition in zip(grid.flat, measured, strict=False):
-        for decay in decays:
-            path = sorted(
-                (
-                    point
-                    for point in points
-                    if condition_of(point) == condition and (point.weight_decay or 0.0) == decay
-                ),
-                key=lambda point: point.step or 0,
-            )
+        for variant, points in variants.items():
+            path = [point for point in points if condition_of(point) == condition]
             x = [unit.scale * (point.in_distribution or 0.0) for point in path]
             y = [unit.scale * (point.value or 0.0) for point in path]
-            axes.plot(x, y, styles[decay], color=BASELINE, linewidth=1.0, alpha=0.8)
-            axes.scatter(x, y, s=np.linspace(7, 30, len(x)), color=BASELINE, linewidths=0, alpha=0.8)
+            marker, line = styles[variant]
+            faces = {"facecolors": "none", "edgecolors": BASELINE} if marker in _HOLLOW else {"color": BASELINE}
+            axes.plot(x, y, line, color=BASELINE, linewidth=1.0, alpha=0.6)
+            axes.scatter(x, y, s=np.linspace(8, 36, len(x) + 1)[1:], marker=marker, linewidths=0.9, zorder=2, **faces)
         for arm in results.arm_names:
             _final_points(axes, results, arm, condition, look[arm], unit.scale)
         axes.set_title(f"{condition.text}")
@@ -220,15 +216,38 @@ def frontier(results: Results, *, narrow: bool) -> Figure | None:
     for axes in grid.flat[len(measured) :]:
         axes.set_axis_off()
     paths = [
-        Line2D([], [], color=BASELINE, linewidth=1.0, marker=".", linestyle=style, label=f"weight decay {decay:g}")
-        for decay, style in styles.items()
+        Line2D(
+            [],
+            [],
+            color=BASELINE,
+            linewidth=1.0,
+            linestyle=line,
+            marker=marker,
+            markerfacecolor="none" if marker in _HOLLOW else BASELINE,
+            markersize=5,
+            label=variant.text,
+        )
+        for variant, (marker, line) in styles.items()
     ]
-    paths[0].set_label(f"{results.baseline} over steps, weight decay {decays[0]:g}")
     _legend_of_arms(figure, results, look, narrow=narrow, more=paths)
     return figure
 
 
-_FRONTIER_LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
+_LineStyle = Literal["-", "--", ":", "-."]
+_HOLLOW = "p"  # so that the path is seen through it
+_LINES: tuple[_LineStyle, ...] = ("--", ":", "-.")
+# Marker and lines of each family; no marker is one of an arm's.
+_FAMILIES: dict[str, tuple[str, tuple[_LineStyle, ...]]] = {
+    "training": (".", ("-",)),
+    "weight decay": ("x", _LINES),
+    "label smoothing": ("p", _LINES),
+}
+
+
+def _frontier_styles(variants: Iterable[Variant]) -> dict[Variant, tuple[str, _LineStyle]]:
+    """Marker and line of each run of the frontier: the marker tells the family, the line the value within it."""
+    unused = {family: cycle(lines) for family, (_, lines) in _FAMILIES.items()}
+    return {variant: (_FAMILIES[variant.family][0], next(unused[variant.family])) for variant in variants}
 
 
 def spread(targets: Sequence[float], gap: float) -> list[float]:
@@ -405,6 +424,7 @@ def _legend_of_arms(
         )
         for arm in arms
     ]
-    figure.legend(
-        handles=[*handles, *more], loc="outside upper left", ncols=(1 if more else 2) if narrow else 6, handlelength=2.2
-    )
+    columns = (1 if more else 2) if narrow else 4 if more else 6
+    entries = [*handles, *more]
+    by_row = [entry for column in range(columns) for entry in entries[column::columns]]  # matplotlib fills by column
+    figure.legend(handles=by_row, loc="outside upper left", ncols=columns, handlelength=2.2)

@@ -140,8 +140,8 @@ def _figures(results: Results, folder: Path, prefix: str) -> Iterator[FigureView
             "frontier",
             figures.frontier,
             (results,),
-            f"Small dots: checkpoints of {results.baseline}, larger with more steps, joined along training. "
-            "Large marks: the arms’ final models, means over seeds (seeds faint).",
+            f"Grey: checkpoints of {results.baseline} and of its variants, larger with more steps, joined along "
+            "training. Large marks: the arms’ final models, means over seeds (seeds faint).",
         ),
         (
             "robustness",

@@ -182,6 +182,7 @@ class FrontierPoint(_Part):
 
     step: int | None = None
     weight_decay: float | None = None
+    label_smoothing: float | None = None
     in_distribution: float | None = None
     kind: str
     gamma: float | None = None

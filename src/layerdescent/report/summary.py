@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from layerdescent.report.results import Area, FrontierPoint, NoiseValue, Paired, Results, Run, Trivial
 
@@ -14,6 +14,18 @@ class NoiseAxis(NamedTuple):
 
     kind: str
     by_share: bool
+
+
+class Variant(NamedTuple):
+    """A run of the frontier: the baseline itself, read along its training, or with one setting changed."""
+
+    family: Literal["training", "weight decay", "label smoothing"]
+    value: float
+
+    @property
+    def text(self) -> str:
+        """The run as a legend names it."""
+        return "along training" if self.family == "training" else f"{self.family} {self.value:g}"
 
 
 class Condition(NamedTuple):
@@ -175,6 +187,23 @@ def sign(row: Paired | Area, lower_is_better: bool) -> int:
     if row.ci95 is None or row.ci95[0] <= 0 <= row.ci95[1]:
         return 0
     return 1 if (row.ci95[0] > 0) != lower_is_better else -1
+
+
+def frontier_variants(results: Results) -> dict[Variant, list[FrontierPoint]]:
+    """The measured points of the frontier by the run they are of, the baseline's own first, each along training."""
+    settings = results.arms.get(results.baseline) or {}
+    own = [settings.get(field) or 0.0 for field in ("weight_decay", "label_smoothing_factor")]
+    found: dict[Variant, list[FrontierPoint]] = {}
+    for point in sorted(results.frontier, key=lambda point: point.step or 0):
+        decay, smoothing = point.weight_decay or 0.0, point.label_smoothing or 0.0
+        if smoothing != own[1]:
+            variant = Variant("label smoothing", smoothing)
+        else:
+            variant = Variant("training" if decay == own[0] else "weight decay", decay)
+        if point.in_distribution is not None and point.value is not None:
+            found.setdefault(variant, []).append(point)
+    order = ("training", "weight decay", "label smoothing")
+    return dict(sorted(found.items(), key=lambda item: (order.index(item[0].family), item[0].value)))
 
 
 def beyond_frontier(results: Results, arm: str) -> dict[Condition, bool]:

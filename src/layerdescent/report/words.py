@@ -13,6 +13,7 @@ from layerdescent.report.summary import (
     beyond_frontier,
     condition_of,
     conditions,
+    frontier_variants,
     layer_means,
     loss_digits,
     mean,
@@ -47,8 +48,8 @@ GLOSSARY = {
     "for images, of the pixel range.",
     "discrete noise": "Each embedding gets noise and is replaced by the nearest one of the vocabulary; "
     "its strength is the share of tokens that change.",
-    "frontier": "The best pairs of clean and noisy quality that ordinary training reaches by stopping early "
-    "or by weight decay. Robustness counts only beyond it.",
+    "frontier": "The best pairs of clean and noisy quality that ordinary training reaches by stopping early, "
+    "by weight decay or by label smoothing. Robustness counts only beyond it.",
     "paired difference": "Two arms compared on the same test units, seeds and noise, "
     "so that what is common to both cancels.",
 }
@@ -234,9 +235,10 @@ def _frontier_sentence(results: Results, arm: str) -> list[str]:
     if not inside:
         return [f"No {as_good}, in {len(beyond)} of {_counted(len(beyond), 'condition')} (mean values, no intervals)."]
     where = "everywhere" if len(inside) == len(beyond) else f"under {join(inside)}"
-    return [
-        f"Some {as_good}, {where}: there, stopping early or weight decay gives as much (mean values, no intervals)."
-    ]
+    names = {"training": "stopping early"}
+    ways = list(dict.fromkeys(names.get(variant.family, variant.family) for variant in frontier_variants(results)))
+    gives = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
+    return [f"Some {as_good}, {where}: there, {gives} gives as much (mean values, no intervals)."]
 
 
 def _counted(count: int, noun: str) -> str:
