@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from layerdescent.data.packages import DISTILBERT_CASED
 from layerdescent.errors import InputError
 from layerdescent.recipes import Recipe, list_recipes, load_recipe
 
@@ -15,6 +16,7 @@ SHIPPED = {
     "sst2-minilm",
     "mnli-minilm",
     "imdb-distilbert",
+    "imdb-distilbert-cased",
     "imdb-roberta-large",
     "mnli-distilbert",
     "mnli-roberta-large",
@@ -43,6 +45,12 @@ def test_natural_language_inference_with_this_encoder_is_said_to_be_contaminated
     assert "contaminated" in load_recipe("mnli-minilm").description
 
 
+def test_the_encoder_that_was_fine_tuned_and_rounded_is_not_passed_off_as_the_released_one() -> None:
+    description = load_recipe("imdb-distilbert-cased").description
+    assert "is not the released distilbert-base-cased" in description
+    assert f"{DISTILBERT_CASED.package.install_command}." in description
+
+
 @pytest.mark.parametrize(
     ("override", "read", "expected"),
     [
@@ -67,6 +75,12 @@ def test_natural_language_inference_with_this_encoder_is_said_to_be_contaminated
         ),
         ("frontier.checkpoints=4", lambda recipe: recipe.frontier.checkpoints, 4),
         ("frontier.label_smoothing=[0, 0.1]", lambda recipe: recipe.frontier.label_smoothing, [0.0, 0.1]),
+        ("evaluation.shift.sst2.source=dev.jsonl", lambda recipe: recipe.evaluation.shift["sst2"].source, "dev.jsonl"),
+        (
+            "evaluation.shift={a b: {source: x, rows: 9, label_names: [no, yes]}}",
+            lambda recipe: recipe.evaluation.shift["a b"].label_names,
+            ["no", "yes"],
+        ),
         ("evaluation.bf16=true", lambda recipe: recipe.evaluation.bf16, True),
     ],
 )
@@ -116,6 +130,14 @@ def test_later_overrides_win() -> None:
         ),
         ("evaluation.noise.0={kind: discrete}", r"discrete noise needs shares"),
         ("frontier.label_smoothing=[1]", r"frontier\.label_smoothing\.0: .*less than 1 \(given: 1\)"),
+        ("evaluation.shift.sst2={split: dev}", r"evaluation\.shift\.sst2\.source: this field is missing"),
+        (
+            "evaluation.shift.sst2={source: a, parts: b}",
+            r"sst2\.parts: no such field; did you mean part\? .*label_names",
+        ),
+        ("evaluation.shift.sst2={source: a, rows: 0}", r"evaluation\.shift\.sst2\.rows: .*greater than or equal to 1"),
+        ("evaluation.shift.sst2={source: a, label_names: [a, a]}", r"label_names: needs two or more different names"),
+        ("evaluation.shift={a.b: {source: x}}", r"evaluation\.shift\.a\.b.*should match pattern"),
         ("seeds=[]", r"seeds: List should have at least 1 item"),
         ("seeds=[1, 1]", r"seeds: holds a seed twice: \[1, 1\]"),
         ("baseline=emr", r"the baseline 'emr' is not among the arms \(erm, descent\)"),
