@@ -23,6 +23,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForSequenceClassification,
     EvalPrediction,
     PreTrainedModel,
@@ -36,6 +37,7 @@ from layerdescent.environment import describe_environment
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation.batches import correctness
 from layerdescent.files import write_json
+from layerdescent.models import MEAN_POOLED_BACKBONES, MeanPooledForSequenceClassification
 from layerdescent.readout import ProblemType
 from layerdescent.recipes import Recipe
 from layerdescent.training import DescentConfig, DescentTrainer, descent_history, last_complete_checkpoint
@@ -191,29 +193,33 @@ class _KeepWeights(TrainerCallback):
 
 
 def _load_model(run: Run, data: PreparedText) -> PreTrainedModel:
-    source = resolve_model(run.recipe.model.source)
-    names = dict(enumerate(data.label_names or ["value"]))
-    config = AutoConfig.from_pretrained(
-        source,
-        revision=run.recipe.model.revision,
-        id2label=names,
-        label2id={name: number for number, name in names.items()},
-        problem_type=data.problem_type,
-    )
-    name = f"model {run.recipe.model.source}"
+    spec, names = run.recipe.model, dict(enumerate(data.label_names or ["value"]))
+    source, mean = resolve_model(spec.source), spec.pooling == "mean"
+    labels: dict[str, Any] = {
+        "id2label": names,
+        "label2id": {name: number for number, name in names.items()},
+        "problem_type": data.problem_type,
+    }
+    config = AutoConfig.from_pretrained(source, revision=spec.revision, **({} if mean else labels))
+    name = f"model {spec.source}"
+    if mean and config.model_type not in MEAN_POOLED_BACKBONES:
+        raise InputError(
+            f"{name} is of type {config.model_type}, and pooling=mean is for {', '.join(MEAN_POOLED_BACKBONES)}: "
+            "set model.pooling=own"
+        )
     try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
+        model, info = (AutoModel if mean else AutoModelForSequenceClassification).from_pretrained(
             source,
-            revision=run.recipe.model.revision,
+            revision=spec.revision,
             config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{name} cannot be loaded: {error}") from None
-    of_encoder = f"{model.base_model_prefix}."
+    of_encoder = "" if mean else f"{model.base_model_prefix}."
     # The head may be new, and with it the pooler that only the head uses.
-    wrong = [weight for weight in info["missing_keys"] if ".pooler." not in weight]
+    wrong = [weight for weight in info["missing_keys"] if "pooler." not in weight]
     wrong += [weight for weight, *_ in info["mismatched_keys"]]
     wrong = sorted(weight for weight in wrong if weight.startswith(of_encoder))
     if wrong:
@@ -226,7 +232,7 @@ def _load_model(run: Run, data: PreparedText) -> PreTrainedModel:
             f"{name} has a head of its own ({weight} is {tuple(stored)}), and these data have {len(names)} labels: "
             f"{', '.join(names.values())} (it would be {tuple(wanted)}); take a model without a head, or data that fit"
         )
-    return model
+    return MeanPooledForSequenceClassification.around(model, **labels) if mean else model
 
 
 def train_run(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, *, progress: bool) -> None:
@@ -241,8 +247,15 @@ def train_run(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, 
         raise RunError(f"{run.folder} is being trained by another process: wait for it, or use another --folder")
 
 
-def train_unless_locked(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, *, progress: bool) -> bool:
-    """As `train_run`; False, and nothing done, while another process trains this run."""
+def train_unless_locked(
+    run: Run,
+    data: PreparedText,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    progress: bool,
+    starting: Callable[[], object] | None = None,
+) -> bool:
+    """As `train_run`; False, and nothing done, while another process trains this run; else `starting` is called."""
     run.folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run.folder / "lock", timeout=0)
     try:
@@ -251,6 +264,8 @@ def train_unless_locked(run: Run, data: PreparedText, tokenizer: PreTrainedToken
         return False
     try:
         if not run.record.is_file():
+            if starting is not None:
+                starting()
             _train(run, data, tokenizer, progress)
     finally:
         lock.release()  # which the system does too when the process ends, however it ends

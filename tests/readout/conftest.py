@@ -10,6 +10,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from layerdescent import models
+
 TEXT = {
     "vocab_size": 32,
     "hidden_size": 16,
@@ -65,7 +67,7 @@ class Family:
     cuts: Sequence[int] = field(default=range(4))
 
     def model(self, **settings: Any) -> Any:
-        model_class = getattr(transformers, self.architecture)
+        model_class = getattr(transformers, self.architecture, None) or getattr(models, self.architecture)
         config = model_class.config_class(**self.settings | {"num_labels": 3} | settings)
         torch.manual_seed(0)
         model = model_class(config)
@@ -101,7 +103,7 @@ class _Identity(nn.Module):
 
 
 def _cut_deberta(model: Any, layer: int) -> Any:
-    encoder = model.deberta.encoder
+    encoder = model.base_model.encoder
     if layer == 0:  # its encoder cannot run without a layer
         encoder.layer, encoder.conv = nn.ModuleList([_Identity()]), None
     else:
@@ -114,19 +116,25 @@ def _cut_albert(model: Any, layer: int) -> Any:
     return model
 
 
+def _mean_pooled(model_type: str, settings: dict[str, Any], layers: str, **more: Any) -> Family:
+    backbone = settings | {"model_type": model_type}
+    return Family("MeanPooledForSequenceClassification", {"backbone_config": backbone}, layers, **more)
+
+
+DISTILBERT = {
+    "vocab_size": 32,
+    "dim": 16,
+    "n_layers": 3,
+    "n_heads": 2,
+    "hidden_dim": 24,
+    "max_position_embeddings": 40,
+    "pad_token_id": 1,
+}
 FAMILIES = {
     "bert": Family("BertForSequenceClassification", TEXT, "bert.encoder.layer"),
     "distilbert": Family(
         "DistilBertForSequenceClassification",
-        {
-            "vocab_size": 32,
-            "dim": 16,
-            "n_layers": 3,
-            "n_heads": 2,
-            "hidden_dim": 24,
-            "max_position_embeddings": 40,
-            "pad_token_id": 1,
-        },
+        DISTILBERT,
         "distilbert.transformer.layer",
     ),
     "roberta": Family("RobertaForSequenceClassification", TEXT, "roberta.encoder.layer"),
@@ -156,6 +164,13 @@ FAMILIES = {
     "modernbert-mean": Family(
         "ModernBertForSequenceClassification", MODERNBERT | {"classifier_pooling": "mean"}, "model.layers"
     ),
+    "mean-bert": _mean_pooled("bert", TEXT, "encoder.encoder.layer"),
+    "mean-roberta": _mean_pooled("roberta", TEXT, "encoder.encoder.layer"),
+    "mean-xlm-roberta": _mean_pooled("xlm-roberta", TEXT, "encoder.encoder.layer"),
+    "mean-distilbert": _mean_pooled("distilbert", DISTILBERT, "encoder.transformer.layer"),
+    "mean-mpnet": _mean_pooled("mpnet", TEXT, "encoder.encoder.layer"),
+    "mean-electra": _mean_pooled("electra", TEXT | {"embedding_size": 8}, "encoder.encoder.layer"),
+    "mean-deberta-v2": _mean_pooled("deberta-v2", DEBERTA, "", cut_model=_cut_deberta),
     "vit": Family("ViTForImageClassification", IMAGE, "vit.layers", image=True),
     "deit": Family("DeiTForImageClassification", IMAGE, "deit.layers", image=True),
     "dinov2": Family("Dinov2ForImageClassification", IMAGE | {"mlp_ratio": 2}, "dinov2.encoder.layer", image=True),

@@ -135,7 +135,7 @@ def test_every_layers_loss_reaches_the_embeddings(family: Any) -> None:
 def test_gradient_checkpointing_changes_no_gradient(family: Any, use_reentrant: bool) -> None:
     if not family.model().supports_gradient_checkpointing:
         pytest.skip(f"{family.architecture} of transformers has no gradient checkpointing")
-    if use_reentrant and "Deberta" in family.architecture:
+    if use_reentrant and "Deberta" in type(family.model().base_model).__name__:
         pytest.skip("DeBERTa shares position embeddings between layers: reentrant checkpoints fail without us too")
     labels = torch.tensor([0, 1, 2, 1])
     batch = family.batch()

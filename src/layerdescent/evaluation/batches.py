@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers.data.data_collator import pad_without_fast_tokenizer_warning
 
+from layerdescent import models
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
 from layerdescent.perturbation import Perturbation
 from layerdescent.readout import ProblemType, Readout
@@ -273,7 +274,7 @@ def load_model(model: ModelOrPath) -> nn.Module:
         return model
     config = load_config(model)
     name = (config.architectures or ["?"])[0]
-    architecture = getattr(transformers, name, None)
+    architecture = getattr(transformers, name, None) or getattr(models, name, None)
     if architecture is None:
         raise InputError(f"{model} was saved as {name}, which transformers does not have; load it and pass the model")
     try:

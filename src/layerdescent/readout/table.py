@@ -85,6 +85,15 @@ def _deberta_head(model: Model, rows: Tensor) -> Tensor:
     return model.classifier(model.dropout(model.pooler(rows[:, None])))
 
 
+def _mean_rows(model: Model, hidden: Tensor, batch: Mapping[str, Any] | None) -> Tensor:
+    if batch is None:
+        raise InputError(f"the head of {type(model).__name__} reads all positions: give the readout the batch too")
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return hidden.mean(dim=1)
+    return (hidden * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+
+
 def _modernbert_rows(model: Model, hidden: Tensor, batch: Mapping[str, Any] | None) -> Tensor:
     if model.config.classifier_pooling == "cls":
         return model.model.final_norm(hidden[:, 0])
@@ -94,14 +103,7 @@ def _modernbert_rows(model: Model, hidden: Tensor, batch: Mapping[str, Any] | No
 def _modernbert_last_rows(model: Model, hidden: Tensor, batch: Mapping[str, Any] | None) -> Tensor:
     if model.config.classifier_pooling == "cls":
         return hidden[:, 0]
-    if batch is None:
-        raise InputError(
-            "ModernBERT with classifier_pooling='mean' reads all positions: give the readout the batch too"
-        )
-    mask = batch.get("attention_mask")
-    if mask is None:
-        mask = torch.ones(hidden.shape[:2], device=hidden.device, dtype=torch.bool)
-    return (hidden * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+    return _mean_rows(model, hidden, batch)
 
 
 def _modernbert_head(model: Model, rows: Tensor) -> Tensor:
@@ -150,6 +152,11 @@ READOUTS: dict[str, ReadoutSpec] = {
     ),
     "MPNetForSequenceClassification": ReadoutSpec(
         num_layers=lambda model: len(model.mpnet.encoder.layer), rows=_first_token, head=_classification_head
+    ),
+    "MeanPooledForSequenceClassification": ReadoutSpec(  # of layerdescent.models
+        num_layers=lambda model: model.config.num_hidden_layers,
+        rows=_mean_rows,
+        head=lambda model, rows: model.head(rows),
     ),
     "ModernBertForSequenceClassification": ReadoutSpec(
         num_layers=lambda model: len(model.model.layers),
