@@ -1,5 +1,6 @@
 """Recipes run whole, picked up where they were stopped, and never mixed."""
 
+import csv
 import json
 import os
 import signal
@@ -16,10 +17,11 @@ from safetensors.numpy import load_file
 from transformers import TrainerState
 
 from layerdescent.errors import InputError, RunError
-from layerdescent.evaluation import DescentProfile
+from layerdescent.evaluation import DescentProfile, sweep
 from layerdescent.experiment import _yardstick, claim_folder, compare_recipe, lambda_share, train_recipe
-from layerdescent.recipes import load_recipe
+from layerdescent.recipes import Recipe, load_recipe
 from layerdescent.runs import Run, _KeepWeights, training_config
+from layerdescent.tables import comparison_table
 from tests.tiny_recipe import save_checkpoint, write_recipe, write_reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' own saving
@@ -155,6 +157,69 @@ def test_the_frontier_meets_the_noise_of_the_arms(recipe_file: Path, tmp_path: P
     recipe = load_recipe(str(recipe_file), ["frontier={checkpoints: 3, weight_decay: [0.1]}", noise])
     results = compare_recipe(recipe, tmp_path, arms=["erm"], progress=False)
     assert {point["gamma"] for point in results["frontier"]} == {results["runs"][0]["noise"][1]["gamma"]}
+
+
+@pytest.fixture(scope="module")
+def shifted(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
+    """The tiny recipe read on its own test part, and on the same texts with the labels turned."""
+    folder = tmp_path_factory.mktemp("shifted")
+    with (recipe_file.parent / "test.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with (folder / "turned.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *((row["text"], 1 - int(row["label"])) for row in rows)])
+    sources = f"{{same: {{source: {recipe_file.parent / 'test.csv'}}}, turned: {{source: {folder / 'turned.csv'}}}}}"
+    return load_recipe(str(recipe_file), [f"evaluation.shift={sources}", "seeds=[0, 1]"]), folder / "runs"
+
+
+def test_other_data_is_measured_as_the_test_part_is(shifted: tuple[Recipe, Path]) -> None:
+    recipe, folder = shifted
+    results = compare_recipe(recipe, folder, progress=False)
+    shift = results["shift"]
+    assert json.loads((folder / "results.json").read_text())["shift"] == shift
+    assert set(shift) == {"runs", "paired", "trivial", "data"}
+    own = {(run["arm"], run["seed"]): run["noise"][0] for run in results["runs"]}
+    assert len(shift["runs"]) == 2 * len(own)
+    for run in shift["runs"]:
+        clean = own[run["arm"], run["seed"]]
+        same = run["data"] == "same"
+        assert run["value"] == pytest.approx(clean["value"] if same else 1 - clean["value"])
+        assert (run["layer_losses"] == pytest.approx(clean["layer_losses"])) is same
+        assert run["n_units"] == 24
+    (paired,) = (row for row in results["paired"] if row["kind"] == "none")
+    same, turned = shift["paired"]
+    noise = {"kind", "gamma", "share"}
+    assert same == {"data": "same", **{name: value for name, value in paired.items() if name not in noise}}
+    assert (turned["data"], turned["n_seeds"]) == ("turned", 2)
+    assert turned["difference"] == pytest.approx(-same["difference"])
+    assert [(row["name"], row["data"], row["value"]) for row in shift["trivial"]] == [
+        ("majority", "same", 0.5),
+        ("majority", "turned", 0.5),
+    ]
+    assert [(report["name"], report["rows"], report["in_training"]) for report in shift["data"]] == [
+        ("same", 24, 0),
+        ("turned", 24, 0),
+    ]
+    shown = comparison_table(results)
+    assert "accuracy on turned" in shown
+    assert "descent - erm, turned" in shown
+
+
+def test_other_data_is_not_read_twice(shifted: tuple[Recipe, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, folder = shifted
+    first = compare_recipe(recipe, folder, progress=False)
+    monkeypatch.setattr(sweep, "layer_outputs", None)
+    assert compare_recipe(recipe, folder, progress=False)["shift"] == first["shift"]
+
+
+def test_other_data_that_does_not_fit_is_named_before_anything_trains(recipe_file: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(str(recipe_file), [f"evaluation.shift.own.source={recipe_file.parent / 'train.csv'}"])
+    with pytest.raises(InputError, match=r"evaluation\.shift\.own: all texts .* are among the training rows"):
+        compare_recipe(recipe, tmp_path, progress=False)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_results_without_other_data_say_so(compared: tuple[dict[str, Any], Path]) -> None:
+    assert compared[0]["shift"] is None
 
 
 @pytest.mark.parametrize(("steps", "count", "kept"), [(12, 3, [4, 8]), (11, 6, [1, 3, 5, 7, 9]), (3, 5, [1, 2])])

@@ -22,7 +22,7 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from layerdescent.data import PreparedText, prepare, resolve_model
+from layerdescent.data import PreparedText, ShiftReport, prepare, prepare_shift, resolve_model
 from layerdescent.descent import DescentConstraints
 from layerdescent.environment import describe_environment
 from layerdescent.errors import InputError, RunError
@@ -94,6 +94,10 @@ def compare_recipe(
 
     say("reading and tokenising the data")
     data, tokenizer = load_data(recipe, folder, progress)
+    elsewhere = [
+        prepare_shift(name, shift, recipe.data, data, tokenizer, progress=progress)
+        for name, shift in recipe.evaluation.shift.items()
+    ]
     for run in [*runs, *extra]:
         say(f"training {run.name}" if not run.record.is_file() else f"{run.name} is trained already")
         if not run.record.is_file():
@@ -103,7 +107,8 @@ def compare_recipe(
     models = {(run.arm, run.seed): run.model for run in runs}
     sweep = _sweep(recipe, models, recipe.baseline, folder / "sweep", data, tokenizer, progress)
     frontier = _frontier(recipe, [*runs, *extra], folder / "sweep", data, tokenizer, progress)
-    results = _results(recipe, runs, profiles, sweep, frontier, data, command)
+    shift = _shift(recipe, models, folder / "sweep", elsewhere, tokenizer, progress)
+    results = _results(recipe, runs, profiles, sweep, frontier, shift, data, command)
     write_json(folder / "results.json", results)
     return results
 
@@ -287,6 +292,42 @@ def _sweep(
     )
 
 
+def _shift(
+    recipe: Recipe,
+    models: Mapping[tuple[str, int], Path],
+    store: Path,
+    elsewhere: Sequence[tuple[Dataset, ShiftReport]],
+    tokenizer: PreTrainedTokenizerBase,
+    progress: bool,
+) -> dict[str, list[dict[str, Any]]] | None:
+    """What the models do on other data sets, without noise; the trivial predictor knows each one's majority class."""
+    if not elsewhere:
+        return None
+    found: dict[str, list[dict[str, Any]]] = {"runs": [], "paired": [], "trivial": [], "data": []}
+    for rows, report in elsewhere:
+        swept = robustness_sweep(
+            models,
+            rows,
+            kinds=(),
+            processing_class=tokenizer,
+            baseline=recipe.baseline,
+            batch_size=recipe.evaluation.batch_size,
+            bf16=recipe.evaluation.bf16,
+            store=store,
+            progress=progress,
+        )
+        data = {"data": report.name}
+        for arm, seed in models:
+            (clean,) = swept.noise(arm, seed)
+            measured = {key: clean[key] for key in ("value", "loss", "layer_losses")}
+            found["runs"].append({"arm": arm, "seed": seed} | data | measured | {"n_units": len(rows)})
+        for key, entries in (("paired", swept.paired()), ("trivial", swept.trivial_values())):
+            noise = ("kind", "gamma", "share")
+            found[key] += [data | {name: value for name, value in row.items() if name not in noise} for row in entries]
+        found["data"].append(report.to_dict())
+    return found
+
+
 # The frontier: what ordinary training buys by stopping early or regularising more ------------------------------------
 
 
@@ -360,6 +401,7 @@ def _results(
     profiles: Mapping[Run, DescentProfile],
     sweep: SweepResult,
     frontier: list[dict[str, Any]],
+    shift: dict[str, list[dict[str, Any]]] | None,
     data: PreparedText,
     command: str | None,
 ) -> dict[str, Any]:
@@ -415,6 +457,7 @@ def _results(
         "trivial": swept["trivial"],
         "auc": swept["auc"],
         "frontier": frontier,
+        "shift": shift,
         "cost": None,
     }
 

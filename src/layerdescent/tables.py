@@ -48,9 +48,21 @@ def comparison_table(results: Mapping[str, Any]) -> str:
                 *(_mean([run["noise"][at]["value"] for run in runs[arm]]) for arm in arms),
             ]
         )
-    tables = [text_table(["", *arms], [*losses, *words, *noise])]
+    shift = results.get("shift") or {"runs": [], "paired": []}
+    elsewhere = [
+        [
+            f"{results['metric']} on {name}",
+            *(
+                _mean([run["value"] for run in shift["runs"] if (run["arm"], run["data"]) == (arm, name)])
+                for arm in arms
+            ),
+        ]
+        for name in dict.fromkeys(run["data"] for run in shift["runs"])
+    ]
+    tables = [text_table(["", *arms], [*losses, *words, *noise, *elsewhere])]
     if results["paired"]:
         paired = [[f"{row['arm']} - {row['against']}, {condition(row)}", difference(row)] for row in results["paired"]]
+        paired += [[f"{row['arm']} - {row['against']}, {row['data']}", difference(row)] for row in shift["paired"]]
         tables.append(text_table(["paired difference", "with 95 % interval"], paired))
     return "\n\n".join(tables)
 

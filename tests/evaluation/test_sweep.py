@@ -182,6 +182,14 @@ def test_the_result_is_json_in_the_form_of_a_results_file(models: Models, rows: 
     assert {(entry["arm"], entry["kind"]) for entry in result["auc"]} == {("erm", "gaussian"), ("descent", "gaussian")}
 
 
+def test_no_noise_at_all_is_a_clean_comparison(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    clean = robustness_sweep(models, rows, kinds=(), **options).to_dict()
+    noisy = robustness_sweep(models, rows, gammas=(1.0,), **options).to_dict()
+    assert [run["noise"] for run in clean["runs"]] == [run["noise"][:1] for run in noisy["runs"]]
+    assert clean["paired"] == noisy["paired"][:1]
+    assert clean["auc"] == []
+
+
 def test_regression_is_measured_by_the_root_of_the_mean_squared_error(tokenizer: PreTrainedTokenizerFast) -> None:
     data = make_rows(12, label=lambda rng: float(rng.normal()))
     models = {"erm": make_model(num_labels=1), "descent": make_model(seed=1, num_labels=1)}

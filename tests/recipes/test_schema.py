@@ -77,9 +77,9 @@ def test_the_encoder_that_was_fine_tuned_and_rounded_is_not_passed_off_as_the_re
         ("frontier.label_smoothing=[0, 0.1]", lambda recipe: recipe.frontier.label_smoothing, [0.0, 0.1]),
         ("evaluation.shift.sst2.source=dev.jsonl", lambda recipe: recipe.evaluation.shift["sst2"].source, "dev.jsonl"),
         (
-            "evaluation.shift={a b: {source: x, rows: 9, label_names: [no, yes]}}",
+            "evaluation.shift={a b: {source: x, rows: 9, label_names: [down, up]}}",
             lambda recipe: recipe.evaluation.shift["a b"].label_names,
-            ["no", "yes"],
+            ["down", "up"],
         ),
         ("evaluation.bf16=true", lambda recipe: recipe.evaluation.bf16, True),
     ],

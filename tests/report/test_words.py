@@ -13,6 +13,8 @@ from layerdescent.report.words import (
     introduction,
     paired_note,
     quality_sentences,
+    shift_note,
+    shift_sentences,
     split_settings,
     trivial_sentences,
 )
@@ -95,6 +97,9 @@ def test_price_and_gain_are_counted_over_all_conditions() -> None:
         sentences[1] == "Under noise, against erm: better in 6, worse in 0, no clear difference in 9 of 15 conditions."
     )
     assert sentences[2].startswith("Averaged over noise levels, against erm: gaussian up to γ = 3: +0.9 points")
+    assert (
+        sentences[-2] == "On other data, against erm: better on 1, worse on 0, no clear difference on 1 of 2 data sets."
+    )
     assert sentences[-1] == (
         "No checkpoint on the erm frontier is at least as good, both clean and noisy, in 3 of 3 conditions "
         "(mean values, no intervals)."
@@ -153,3 +158,21 @@ def test_forward_passes_in_bfloat16_are_said_where_the_comparison_is() -> None:
     given = full_results()
     assert "bfloat16" not in paired_note(read_results(given))
     assert "2 seeds, forward passes in bfloat16." in paired_note(read_results(given | {"bf16": True}))
+
+
+def test_whether_every_layer_lowers_the_loss_is_said_of_other_data_too() -> None:
+    results = read_results(full_results())
+    assert shift_sentences(results)["descent"] == (
+        "On rotten-tomatoes the loss falls at every layer. On sst2 the loss does not fall at layer 1."
+    )
+    assert shift_sentences(read_results(minimal_results())) == {}
+
+
+def test_the_note_on_other_data_says_what_was_left_out_and_what_is_trivial() -> None:
+    given = full_results() | {"bf16": True}
+    given["shift"]["data"][0]["in_training"], given["shift"]["data"][1]["in_training"] = 1601, 0
+    note = shift_note(read_results(given))
+    assert note.startswith("2 seeds, forward passes in bfloat16. rotten")
+    assert "rotten-tomatoes: 1,601 rows left out" in note
+    assert "sst2:" not in note
+    assert "trivial predictor (majority)" in note

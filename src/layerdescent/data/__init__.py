@@ -2,6 +2,7 @@
 
 from layerdescent.data.duplicates import DuplicateReport
 from layerdescent.data.packages import resolve_model
+from layerdescent.data.shift import ShiftReport, prepare_shift
 from layerdescent.data.text import DataReport, PreparedText, load_text, prepare
 from layerdescent.data.tokens import renumbered, tokenise
 
@@ -9,8 +10,10 @@ __all__ = [
     "DataReport",
     "DuplicateReport",
     "PreparedText",
+    "ShiftReport",
     "load_text",
     "prepare",
+    "prepare_shift",
     "renumbered",
     "resolve_model",
     "tokenise",

@@ -70,13 +70,13 @@ def load_text(
     parts = open_source(source, format=format, subset=subset)
     if split is None and len(parts) == 1:
         split = next(iter(parts))
-    columns = _Columns(text_column, text_pair_column, label_column)
-    rows = _read(parts, split, source, columns, strip_html)
+    columns = Columns(text_column, text_pair_column, label_column)
+    rows = read_part(parts, split, source, columns, strip_html)
     orderless = label_names is None and task == "classification" and rows.named_by_words
     if orderless and split != "train" and "train" in parts:
         # The ids of words are those of the training part, where every class occurs.
-        label_names = _encode(_read(parts, "train", source, columns, strip_html), task, None, None)[1]
-    labels, names = _encode(rows, task, label_names, num_labels)
+        label_names = encode_part(read_part(parts, "train", source, columns, strip_html), task, None, None)[1]
+    labels, names = encode_part(rows, task, label_names, num_labels)
     content: dict[str, list[Any]] = {"text": rows.texts, "label": labels}
     features = {"text": Value("string"), "label": _label_feature(task, names)}
     if rows.pairs is not None:
@@ -141,6 +141,8 @@ class PreparedText:
     label_names: list[str] | None
     task: Task
     report: DataReport
+    train_texts: frozenset[str]
+    """The normalised texts of the training rows."""
 
     @property
     def num_labels(self) -> int:
@@ -174,14 +176,14 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
     check_length(data.max_length, tokenizer)
     parts = open_source(data.source, format=data.format, subset=data.subset)
     origin = _origins(parts, data.splits, data.source)
-    columns = _Columns(data.columns.text, data.columns.text_pair, data.columns.label)
-    rows = {part: _read(parts, name, data.source, columns, data.strip_html) for part, name in origin.items()}
+    columns = Columns(data.columns.text, data.columns.text_pair, data.columns.label)
+    rows = {part: read_part(parts, name, data.source, columns, data.strip_html) for part, name in origin.items()}
     empty = {part: part_rows.empty for part, part_rows in rows.items()}
     unlabelled = {part: part_rows.unlabelled for part, part_rows in rows.items()}
 
-    train_labels, names = _encode(rows["train"], data.task, data.label_names, None)
+    train_labels, names = encode_part(rows["train"], data.task, data.label_names, None)
     _check_classes(train_labels, names, rows["train"].where)
-    labels = {part: _encode(rows[part], data.task, names, None)[0] for part in rows if part != "train"}
+    labels = {part: encode_part(rows[part], data.task, names, None)[0] for part in rows if part != "train"}
     labels["train"] = train_labels
     rows, labels = _cut_missing(rows, labels, data)
     origin |= {part: f"cut from {origin['train']}" for part in PARTS if part not in origin}
@@ -192,6 +194,7 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
     tokenised: dict[str, Dataset] = {}
     truncated: dict[str, float] = {}
     counts: dict[str, dict[str, int]] = {}
+    train_texts: frozenset[str] = frozenset()
     for part in PARTS:
         chosen = _thin(part, kept[part], keys[part], labels[part], data)
         part_rows, part_labels = rows[part].take(chosen), [labels[part][row] for row in chosen]
@@ -199,6 +202,7 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
             counts[part] = {name: part_labels.count(number) for number, name in enumerate(names)}
         if part == "train":
             _check_classes(part_labels, names, part_rows.where)
+            train_texts = frozenset(keys[part][row] for row in chosen)
         if part == "test" and all(label == part_labels[0] for label in part_labels):
             raise InputError(
                 f"the test rows of {part_rows.where} all have one label: nothing can be measured on them; "
@@ -233,6 +237,7 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
         label_names=names,
         task=data.task,
         report=report,
+        train_texts=train_texts,
     )
 
 
@@ -240,14 +245,16 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
 
 
 @dataclass(frozen=True)
-class _Columns:
+class Columns:
+    """The columns that are named; None stands for the names of known data sets."""
+
     text: str | None
     text_pair: str | None
     label: str | None
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Texts with the raw values of their labels, and what was left out on the way."""
 
     texts: list[str]
@@ -259,7 +266,8 @@ class _Rows:
     empty: int = 0
     unlabelled: int = 0
 
-    def take(self, numbers: Sequence[int]) -> "_Rows":
+    def take(self, numbers: Sequence[int]) -> "Rows":
+        """The rows of these numbers."""
         return replace(
             self,
             texts=[self.texts[row] for row in numbers],
@@ -273,11 +281,12 @@ class _Rows:
         return self.class_names is None and any(isinstance(value, str) for value in self.values)
 
     def keys(self) -> list[str]:
+        """The normalised texts."""
         pairs: Sequence[str | None] = self.pairs if self.pairs is not None else [None] * len(self.texts)
         return [normalise(text, pair) for text, pair in zip(self.texts, pairs, strict=True)]
 
 
-def _read(parts: Parts, split: str | None, source: Source, columns: _Columns, strip_html: bool) -> _Rows:
+def read_part(parts: Parts, split: str | None, source: Source, columns: Columns, strip_html: bool) -> Rows:
     """The rows of one part that have a text and a label."""
     if split is None or split not in parts:
         asked = "no part is chosen" if split is None else f"there is no part {split!r}"
@@ -304,11 +313,11 @@ def _read(parts: Parts, split: str | None, source: Source, columns: _Columns, st
         raise InputError(
             f"{table.where} has {reason}; give another file or part (it is the part {split} of {_name(source)})"
         )
-    rows = _Rows(texts, pairs, values, table.class_names.get(label), label, table.where).take(complete)
+    rows = Rows(texts, pairs, values, table.class_names.get(label), label, table.where).take(complete)
     return replace(rows, empty=len(texts) - len(with_text), unlabelled=len(with_text) - len(complete))
 
 
-def _choose(table: Table, columns: _Columns) -> tuple[str, str | None, str]:
+def _choose(table: Table, columns: Columns) -> tuple[str, str | None, str]:
     """The columns that are named, and for the rest those of the known layout."""
     if columns.text is not None:
         label = columns.label or next((known for known in KNOWN_LABELS if known in table.columns), "label")
@@ -331,9 +340,10 @@ def _name(source: Source) -> str:
     return source if isinstance(source, str) else ", ".join(source.values())
 
 
-def _encode(
-    rows: _Rows, task: Task, names: Sequence[str] | None, num_labels: int | None
+def encode_part(
+    rows: Rows, task: Task, names: Sequence[str] | None, num_labels: int | None
 ) -> tuple[list[Label], list[str] | None]:
+    """The labels of rows, and the names of the classes: those given, else the source's own."""
     return encode_labels(
         rows.values,
         where=f"the label column {rows.label_column!r} of {rows.where}",
@@ -373,8 +383,8 @@ def _origins(parts: Parts, splits: Mapping[str, str], source: Source) -> dict[st
 
 
 def _cut_missing(
-    rows: dict[str, _Rows], labels: dict[str, list[Label]], data: DataSpec
-) -> tuple[dict[str, _Rows], dict[str, list[Label]]]:
+    rows: dict[str, Rows], labels: dict[str, list[Label]], data: DataSpec
+) -> tuple[dict[str, Rows], dict[str, list[Label]]]:
     """Cuts the parts that are missing off the training rows."""
     shares = {"test": data.holdout.test, "validation": data.holdout.validation}
     shares = {part: share for part, share in shares.items() if part not in rows}

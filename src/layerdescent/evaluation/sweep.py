@@ -76,7 +76,7 @@ def robustness_sweep(
     Args:
         models: Models, or paths of checkpoints, by arm or by (arm, seed). Paths are loaded one at a time.
         data: Rows as in `descent_profile`.
-        kinds: Of "gaussian", "uniform", "discrete".
+        kinds: Of "gaussian", "uniform", "discrete"; none for clean inputs only.
         gammas: Levels of gaussian and uniform noise, in units of the embedding matrix' RMS; by kind where they differ.
         shares: Levels of discrete noise, expected shares of replaced tokens.
         noise_seeds: Each noisy setting is averaged over these draws, unit by unit.

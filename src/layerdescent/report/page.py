@@ -93,6 +93,13 @@ def _view(results: Results, folder: Path, prefix: str) -> dict[str, Any]:
         "flags": words.flag_sentences(results),
         "value_table": tables.value_table(results),
         "paired_table": tables.paired_table(results),
+        "shift_table": tables.shift_table(results),
+        "shift_paired_table": tables.shift_paired_table(results),
+        "shift_sentences": words.shift_sentences(results),
+        "shift_data": {
+            name: list(tables.flatten({key: value for key, value in results.shift.of(name).items() if key != "name"}))
+            for name in results.shift.names
+        },
         "cost_table": tables.cost_table(results),
         "cost": list(tables.flatten(results.cost or {})),
         "environment": list(tables.flatten(results.environment)),

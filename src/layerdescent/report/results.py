@@ -190,6 +190,56 @@ class FrontierPoint(_Part):
     value: float | None = None
 
 
+class ShiftRun(_Part):
+    """One run on another data set, without noise."""
+
+    arm: str
+    seed: int
+    data: str
+    value: float | None = None
+    layer_losses: PerLayer = []
+    n_units: int | None = None
+
+
+class ShiftPaired(_Part):
+    """The difference of two arms on another data set, arm minus `against`, on the same units and seeds."""
+
+    arm: str
+    against: str
+    data: str
+    difference: float | None = None
+    ci95: tuple[float, float] | None = None
+    n_units: int | None = None
+    n_seeds: int | None = None
+    method: str | None = None
+
+
+class ShiftTrivial(_Part):
+    """What a predictor that knows nothing of a data set but its most usual label reaches on it."""
+
+    name: str
+    data: str
+    value: float | None = None
+
+
+class Shift(_Part):
+    """Data sets that nothing was trained on: every run's values, and a report of each as plain facts."""
+
+    runs: list[ShiftRun] = []
+    paired: list[ShiftPaired] = []
+    trivial: list[ShiftTrivial] = []
+    data: list[dict[str, Any]] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The data sets, in the order of the recipe."""
+        return list(dict.fromkeys(run.data for run in self.runs))
+
+    def of(self, name: str) -> dict[str, Any]:
+        """The report of one data set."""
+        return next((report for report in self.data if report.get("name") == name), {})
+
+
 def _seeds(given: Any) -> Any:
     return list(range(given)) if isinstance(given, int) else given
 
@@ -214,6 +264,7 @@ class Results(_Part):
     auc: list[Area] = []
     trivial: list[Trivial] = []
     frontier: list[FrontierPoint] = []
+    shift: Shift = Shift()
     cost: dict[str, Any] | None = None
     duplicates: Any = None
 

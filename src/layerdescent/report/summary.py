@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from layerdescent.report.results import Area, FrontierPoint, NoiseValue, Paired, Results, Run, Trivial
+from layerdescent.report.results import Area, FrontierPoint, NoiseValue, Paired, Results, Run, ShiftPaired, Trivial
 
 
 class NoiseAxis(NamedTuple):
@@ -182,11 +182,22 @@ def loss_digits(results: Results) -> int:
     return max(3, 2 - math.floor(math.log10(max(losses)))) if losses else 3
 
 
-def sign(row: Paired | Area, lower_is_better: bool) -> int:
+def sign(row: Paired | Area | ShiftPaired, lower_is_better: bool) -> int:
     """1 where the interval of a paired difference says better, -1 where it says worse, 0 where it includes 0."""
     if row.ci95 is None or row.ci95[0] <= 0 <= row.ci95[1]:
         return 0
     return 1 if (row.ci95[0] > 0) != lower_is_better else -1
+
+
+def shift_losses(results: Results, arm: str, name: str) -> dict[int, float]:
+    """Mean loss per layer of one arm on another data set, over the seeds that have it."""
+    by_seed = {run.seed: run for run in results.runs_of(arm)}
+    samples: dict[int, list[float]] = defaultdict(list)
+    for shifted in results.shift.runs:
+        if (shifted.arm, shifted.data) == (arm, name) and shifted.seed in by_seed:
+            for layer, loss in by_seed[shifted.seed].by_layer(shifted.layer_losses).items():
+                samples[layer].append(loss)
+    return {layer: mean(samples[layer]) for layer in sorted(samples)}
 
 
 def frontier_variants(results: Results) -> dict[Variant, list[FrontierPoint]]:

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from layerdescent.report.results import Area, Paired, Results
+from layerdescent.layers import join
+from layerdescent.report.results import Area, Paired, Results, ShiftPaired
 from layerdescent.report.summary import (
+    Condition,
     area_text,
     best_trivial,
     condition_of,
@@ -17,7 +19,7 @@ from layerdescent.report.summary import (
     sign,
 )
 from layerdescent.report.units import UNITS, number
-from layerdescent.report.words import paired_note
+from layerdescent.report.words import paired_note, shift_note
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def paired_table(results: Results) -> Table | None:
     )
 
 
-def _difference_cells(results: Results, row: Paired | Area | None) -> list[Cell]:
+def _difference_cells(results: Results, row: Paired | Area | ShiftPaired | None) -> list[Cell]:
     unit = UNITS[results.metric]
     if row is None or row.difference is None:
         return [Cell("–"), Cell("")]
@@ -116,6 +118,47 @@ def _difference_cells(results: Results, row: Paired | Area | None) -> list[Cell]
     ]
     interval = f"({unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])})"
     return [Cell(f"{unit.difference(row.difference)} {interval}"), Cell(words, tone)]
+
+
+def shift_table(results: Results) -> Table | None:
+    """The metric of every arm on the test part and on other data, without noise, and the trivial predictors."""
+    unit, shift, clean = UNITS[results.metric], results.shift, Condition("none", 0.0, False)
+    arms = [arm for arm in results.arm_names if any(run.arm == arm for run in shift.runs)]
+    trivial = best_trivial(results, clean)
+    own = [_with_range(noise_values(results, arm).get(clean, []), unit.scale, unit.digits) for arm in arms]
+    rows = [["the test part", *own, f"{unit.value(trivial[1])} ({trivial[0]})" if trivial else "–"]]
+    for name in shift.names:
+        count = next((run.n_units for run in shift.runs if run.data == name and run.n_units is not None), None)
+        values: dict[str, list[float]] = {arm: [] for arm in arms}
+        for run in shift.runs:
+            if run.data == name and run.arm in values and run.value is not None:
+                values[run.arm].append(run.value)
+        usual = [row for row in shift.trivial if row.data == name and row.value is not None]
+        rows.append(
+            [
+                name if count is None else f"{name} ({count:,} rows)",
+                *(_with_range(found, unit.scale, unit.digits) for found in values.values()),
+                ", ".join(f"{unit.value(row.value)} ({row.name})" for row in usual) or "–",
+            ]
+        )
+    caption = f"Test {unit.axis} without noise, on data that nothing was trained on. {shift_note(results)}"
+    return _table(caption, ["data", *arms, "trivial predictor"], rows if shift.names else [])
+
+
+def shift_paired_table(results: Results) -> Table | None:
+    """Paired differences on other data with their intervals, and what each says in words."""
+    unit, paired = UNITS[results.metric], results.shift.paired
+    pairs = list(dict.fromkeys((row.arm, row.against) for row in paired))
+    known = {(row.data, row.arm, row.against): row for row in paired}
+    rows = [
+        [Cell(name), *(cell for pair in pairs for cell in _difference_cells(results, known.get((name, *pair))))]
+        for name in dict.fromkeys(row.data for row in paired)
+    ]
+    methods = list(dict.fromkeys(row.method for row in paired if row.method))
+    intervals = f", 95 % intervals in brackets: {join(methods)}" if methods else ""
+    caption = f"Paired differences in {unit.name} ({unit.of_difference}){intervals}."
+    header = ["data", *(text for arm, against in pairs for text in (f"{arm} − {against}", "in words"))]
+    return Table(caption, header, rows) if rows else None
 
 
 def _areas(results: Results) -> dict[str, dict[str, Area]]:

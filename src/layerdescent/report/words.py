@@ -18,6 +18,7 @@ from layerdescent.report.summary import (
     loss_digits,
     mean,
     noise_values,
+    shift_losses,
     sign,
 )
 from layerdescent.report.units import UNITS, number
@@ -213,6 +214,13 @@ def quality_sentences(results: Results, arm: str) -> list[str]:
     if areas:
         means = "; ".join(f"{area_text(results, area)}: {_difference_text(results, area)}" for area in areas)
         sentences.append(f"Averaged over noise levels, against {areas[0].against}: {means}.")
+    elsewhere = [row for row in results.shift.paired if row.arm == arm and row.difference is not None and row.ci95]
+    if elsewhere:
+        signs = [sign(row, results.lower_is_better) for row in elsewhere]
+        sentences.append(
+            f"On other data, against {elsewhere[0].against}: better on {signs.count(1)}, worse on {signs.count(-1)}, "
+            f"no clear difference on {signs.count(0)} of {_counted(len(elsewhere), 'data set')}."
+        )
     return sentences + _frontier_sentence(results, arm)
 
 
@@ -321,6 +329,40 @@ def flag_sentences(results: Results) -> list[tuple[str, str]]:
         )
         for (arm, flag), seeds in found.items()
     ]
+
+
+def shift_sentences(results: Results) -> dict[str, str]:
+    """For every arm, whether the loss falls layer by layer on other data, averaged over seeds."""
+    found = {}
+    for arm in results.arm_names:
+        runs = results.runs_of(arm)
+        said: dict[str, list[str]] = {}
+        for name in results.shift.names if runs else ():
+            losses = shift_losses(results, arm, name)
+            if len(losses) > 1:
+                up = _rising(runs, losses)
+                what = f"does not fall at {layers_in_words(up)}" if up else f"falls at {_every(runs)}"
+                said.setdefault(what, []).append(name)
+        if said:
+            found[arm] = " ".join(f"On {join(names)} the loss {what}." for what, names in said.items())
+    return found
+
+
+def shift_note(results: Results) -> str:
+    """The caption of the table of other data: seeds, rows left out, and how labels were matched."""
+    seeds = len(results.seed_values)
+    precision = ", forward passes in bfloat16" if results.bf16 else ""
+    sentences = [f"{seeds} seed{'' if seeds == 1 else 's'}{precision}."]
+    left_out = {str(report.get("name")): report.get("in_training") for report in results.shift.data}
+    sentences += [
+        f"{name}: {count:,} row{'' if count == 1 else 's'} left out whose text is among the training rows."
+        for name, count in left_out.items()
+        if isinstance(count, int) and count
+    ]
+    usual = ", ".join(sorted({row.name for row in results.shift.trivial}))
+    if usual:
+        sentences.append(f"The trivial predictor ({usual}) knows the data set’s own labels.")
+    return " ".join(sentences)
 
 
 def sample_text(results: Results) -> str:
