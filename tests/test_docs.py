@@ -108,6 +108,7 @@ ORDER = [
     {"data", "training", "evaluation", "report"},
     {"runs"},
     {"experiment"},
+    {"search"},
     {"cli"},
     {"__init__", "__main__"},
 ]

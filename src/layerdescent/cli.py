@@ -171,6 +171,61 @@ def compare(
     typer.echo(f"results: {target / 'results.json'}\npage:    {page}")
 
 
+@app.command(epilog="Example: layerdescent search my-recipe.yaml --jobs 2")
+def search(
+    ctx: typer.Context,
+    recipe: RecipeName,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials trained side by side.")] = 1,
+    set_: Overrides = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", "-o", help="Where to write; runs/RECIPE-search by default.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Choose every arm's settings on clean validation data: tries what the recipe's section search says."""
+    from layerdescent.recipes import load_recipe
+    from layerdescent.search import search_recipe
+    from layerdescent.tables import search_table
+
+    _calm()
+    chosen = load_recipe(recipe, set_ or [])
+    target = folder or Path("runs") / f"{chosen.name}-search"
+    results = search_recipe(chosen, target, jobs=jobs, progress=not quiet, command=_command(ctx))
+    typer.echo(search_table(results))
+    typer.echo(f"search: {target / 'search.json'}\nchosen: {target / 'chosen.yaml'}, for layerdescent compare")
+
+
+@app.command(epilog="Example: layerdescent suggest my-recipe.yaml --steps 100")
+def suggest(
+    ctx: typer.Context,
+    recipe: RecipeName,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Optimiser steps of the pilot; by default a fifth of the recipe's, 60 to 300."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Train once more for as long, under the proposal.")
+    ] = True,
+    set_: Overrides = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", "-o", help="Where to write; runs/RECIPE-suggest by default.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Propose first_layer, alpha, dual_lr and resilience for your data, with reasons and cost, from a short pilot."""
+    from layerdescent.recipes import load_recipe
+    from layerdescent.suggest import suggest_recipe, suggestion_text
+
+    _calm()
+    chosen = load_recipe(recipe, set_ or [])
+    target = folder or Path("runs") / f"{chosen.name}-suggest"
+    results = suggest_recipe(chosen, target, steps=steps, check=check, progress=not quiet, command=_command(ctx))
+    typer.echo(suggestion_text(results))
+    typer.echo(
+        f"\nnumbers: {target / 'suggestion.json'}\nrecipe:  {target / 'suggested.yaml'}, for layerdescent compare"
+    )
+
+
 @app.command(
     epilog="Example: layerdescent profile runs/demo/runs/descent-seed0/model --data recipe:demo --first-layer 5"
 )

@@ -107,6 +107,40 @@ def sweep_table(sweep: Mapping[str, Any]) -> str:
     return "\n\n".join([*parts, *sweep["sentences"]])
 
 
+def search_table(search: Mapping[str, Any]) -> str:
+    """One line a combination of settings, the chosen ones starred, and below them why they were chosen."""
+    rows = [
+        [
+            f"{'*' if row['chosen'] else ' '} {row['arm']}: {settings_text(row['settings'])}",
+            *(_number(row[key], form) for key, form in (("value", ".4f"), ("loss", ".4f"), ("max_violation", "+.4f"))),
+            {None: "", True: "yes", False: "no"}[row["feasible"]],
+            _number(row["price"], "+.4f"),
+        ]
+        for row in search["candidates"]
+    ]
+    header = ["  settings", search["metric"], "loss, last layer", "largest violation", "feasible", "price"]
+    reasons = [f"* {choice['arm']}: {choice['reason']}" for choice in search["choices"]]
+    return "\n".join([text_table(header, rows), "", "all on clean validation data", *reasons])
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings on one line, as a recipe writes them.
+
+    Example:
+        >>> settings_text({"dual_lr": 0.1, "resilience": None})
+        'dual_lr 0.1, resilience null'
+    """
+    return ", ".join(f"{name} {_as_yaml(value)}" for name, value in settings.items())
+
+
+def _as_yaml(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value + 0.0, form)
+
+
 def condition(row: Mapping[str, Any]) -> str:
     """The noise of a row in words.
 
