@@ -143,6 +143,21 @@ def test_later_overrides_win() -> None:
         ("baseline=emr", r"the baseline 'emr' is not among the arms \(erm, descent\)"),
         ("metric=rmse", r"metric rmse does not fit data\.task classification"),
         ("train.seed=3", r"train: seed is set by the program"),
+        (
+            "search={arms: {erm: {weight_decay: [0, 1]}, descent: {alpha: [0.1, 0.2], dual_lr: [0.1, 1]}}}",
+            r"search: every arm must have the same number of trials, and they have: erm 2, descent 4; .*unequal: true",
+        ),
+        ("search={arms: {descent: {alpha: [0.1]}}}", r"search\.arms lacks the baseline 'erm'"),
+        ("search={arms: {erm: {}}}", r"search\.arms: erm has no field to search"),
+        ("search={arms: {erm: {weight_decay: []}}}", r"search\.arms: erm\.weight_decay has no values"),
+        ("search={arms: {erm: {weight_decay: 0.1}}}", r"search\.arms\.erm\.weight_decay: .*valid list \(given: 0\.1\)"),
+        ("search={arms: {erm: {num_train_epochs: [1, 1.0]}}}", r"erm\.num_train_epochs holds a value twice"),
+        ("search={arms: {erm: {seed: [1]}}}", r"erm\.seed is set by the program for each run; seeds belong in search"),
+        ("search={arms: {erm: {objective: [erm]}}}", r"erm\.objective decides by what rule"),
+        ("search={arms: {erm: {weight_decay: [0]}, ermine: {weight_decay: [0]}}}", r"no arm is called 'ermine'"),
+        ("search={price: -1, arms: {erm: {weight_decay: [0]}}}", r"search\.price: .*greater than or equal to 0"),
+        ("search={seeds: [1, 1], arms: {erm: {weight_decay: [0]}}}", r"search\.seeds: holds a seed twice"),
+        ("search={prize: 1, arms: {erm: {weight_decay: [0]}}}", r"search\.prize: no such field; did you mean price\?"),
         ("arms.descent.output_dir=x", r"arms: output_dir is set by the program"),
         ("name=A b", r"name: String should match pattern"),
     ],
@@ -228,3 +243,19 @@ def test_recipes_are_light() -> None:
     code = f"import layerdescent.recipes, sys; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_search_tries_all_combinations_the_last_field_fastest() -> None:
+    grid = "{weight_decay: [0, 0.1], learning_rate: [1e-4, 2e-4, 4e-4]}"
+    recipe = load_recipe("demo", [f"search={{arms: {{erm: {grid}, descent: {{alpha: [0.1]}}}}, unequal: true}}"])
+    assert recipe.search is not None
+    assert [(row["weight_decay"], row["learning_rate"]) for row in recipe.search.grid("erm")] == [
+        (decay, rate) for decay in (0, 0.1) for rate in (1e-4, 2e-4, 4e-4)
+    ]
+    assert load_recipe("demo").search is None
+
+
+def test_a_searched_value_may_be_a_list_or_null() -> None:
+    recipe = load_recipe("demo", ["search={arms: {erm: {layer_weights: [null, [0, 1]]}}}"])
+    assert recipe.search is not None
+    assert recipe.search.grid("erm") == [{"layer_weights": None}, {"layer_weights": [0, 1]}]
