@@ -1,34 +1,19 @@
 """Writes the page: one HTML file that needs nothing but itself, and the figures beside it."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from layerdescent.errors import InputError, RunError
 from layerdescent.files import write_text
 from layerdescent.recipes.yaml_text import write_yaml
 from layerdescent.report import figures, tables, words
-from layerdescent.report.ink import dark_inks, inline_svg, svg_of
+from layerdescent.report.render import FigureView, render, slug, stored_figure
 from layerdescent.report.results import Results, read_results
 
 Source = dict[str, Any] | Path | str
-_PNG_DPI = 200
-
-
-@dataclass(frozen=True)
-class FigureView:
-    """A figure in the page: its two drawings and what they show, in words."""
-
-    name: str
-    wide: Markup
-    narrow: Markup
-    caption: str
 
 
 def write_report(results: Source | Sequence[Source], folder: Path | str) -> Path:
@@ -86,7 +71,7 @@ def _view(results: Results, folder: Path, prefix: str) -> dict[str, Any]:
         "looks": figures.looks(results),
         "headline": words.headline(results),
         "figures": drawn,
-        "training": {arm: drawn[f"training-{_slug(arm)}"] for arm in _trained_under_constraints(results)},
+        "training": {arm: drawn[f"training-{slug(arm)}"] for arm in _trained_under_constraints(results)},
         "arms": [arm for arm in results.arm_names if results.runs_of(arm)],
         "inflation": {arm: words.inflation_sentences(results, arm) for arm in results.arm_names},
         "layer_tables": {arm: tables.layer_table(results, arm) for arm in results.arm_names},
@@ -135,7 +120,7 @@ def _figures(results: Results, folder: Path, prefix: str) -> Iterator[FigureView
         ),
         *(
             (
-                f"training-{_slug(arm)}",
+                f"training-{slug(arm)}",
                 figures.training,
                 (results, arm),
                 f"{arm}: one line a layer, labelled with its number"
@@ -159,53 +144,16 @@ def _figures(results: Results, folder: Path, prefix: str) -> Iterator[FigureView
         ),
     ]
     for name, function, args, caption in plan:
-        wide = figures.draw(function, *args, narrow=False)
-        narrow = figures.draw(function, *args, narrow=True)
-        if wide is None or narrow is None:
-            continue
-        stem = f"{prefix}{name}"
-        document = svg_of(wide, stem)
-        write_text(folder / f"{stem}.svg", document)
-        wide.savefig(folder / f"{stem}.png", dpi=_PNG_DPI, facecolor="white", metadata={"Software": None})
-        small = svg_of(narrow, f"{stem}-narrow")
-        yield FigureView(
-            stem,
-            Markup(inline_svg(document, f"f{stem}", caption)),  # matplotlib escaped what it drew, we the label
-            Markup(inline_svg(small, f"n{stem}", caption)),
-            caption,
-        )
+        view = stored_figure(function, args, folder, f"{prefix}{name}", caption)
+        if view is not None:
+            yield view
 
 
 def _render(views: Sequence[dict[str, Any]]) -> str:
-    environment = Environment(
-        loader=PackageLoader("layerdescent.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["terms"] = _with_terms
-    drawings = [
-        str(part) for view in views for figure in view["figures"].values() for part in (figure.wide, figure.narrow)
-    ]
-    looks = [f"--ink-{look.colour[1:]}" for view in views for look in view["looks"].values()]
-    return environment.get_template("template.html.j2").render(
+    return render(
+        "template.html.j2",
+        figures=[figure for view in views for figure in view["figures"].values()],
+        looks=[look for view in views for look in view["looks"].values()],
+        title=" · ".join(view["title"] for view in views),
         experiments=views,
-        glossary=words.GLOSSARY,
-        dark_inks=Markup(dark_inks([*drawings, *looks])),
     )
-
-
-def _with_terms(sentence: str) -> Markup:
-    """A sentence, escaped, its words of art explained on hover."""
-    names = sorted(words.GLOSSARY, key=len, reverse=True)
-    pattern = re.compile(r"\b(" + "|".join(re.escape(str(escape(name))) for name in names) + r")\b")
-    return Markup(  # escaped before the marks are added
-        pattern.sub(
-            lambda found: f'<abbr title="{escape(words.GLOSSARY[found[1]])}">{found[1]}</abbr>', str(escape(sentence))
-        )
-    )
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "arm"
