@@ -117,3 +117,11 @@ def test_the_legend_reads_row_by_row_and_stays_on_the_page() -> None:
     order = sorted(boxes, key=lambda label: (-round(boxes[label].y0), boxes[label].x0))
     assert order[:4] == ["erm", "descent", "deep-supervision", "along training"]
     assert max(box.x1 for box in boxes.values()) < figure.bbox.x1
+
+
+def test_a_lone_point_of_the_frontier_carries_its_value() -> None:
+    given = full_results()
+    given["frontier"] = [point for point in given["frontier"] if point["step"] == 200]
+    figure = figures.draw(figures.frontier, read_results(given), narrow=False)
+    assert figure is not None
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.1", "0.3", "0.1"]

@@ -204,6 +204,9 @@ def frontier(results: Results, *, narrow: bool) -> Figure | None:
             faces = {"facecolors": "none", "edgecolors": BASELINE} if marker in _HOLLOW else {"color": BASELINE}
             axes.plot(x, y, line, color=BASELINE, linewidth=1.0, alpha=0.6)
             axes.scatter(x, y, s=np.linspace(8, 36, len(x) + 1)[1:], marker=marker, linewidths=0.9, zorder=2, **faces)
+            if len(path) == 1 and variant.family != "training":  # no line that tells the value
+                note = f"{variant.value:g}"
+                axes.annotate(note, (x[0], y[0]), (4, -9), textcoords="offset points", color=FAINT, fontsize=7.5)
         for arm in results.arm_names:
             _final_points(axes, results, arm, condition, look[arm], unit.scale)
         axes.set_title(f"{condition.text}")
