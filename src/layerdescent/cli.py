@@ -184,6 +184,7 @@ def search(
 ) -> None:
     """Choose every arm's settings on clean validation data: tries what the recipe's section search says."""
     from layerdescent.recipes import load_recipe
+    from layerdescent.report import write_search_page
     from layerdescent.search import search_recipe
     from layerdescent.tables import search_table
 
@@ -192,7 +193,8 @@ def search(
     target = folder or Path("runs") / f"{chosen.name}-search"
     results = search_recipe(chosen, target, jobs=jobs, progress=not quiet, command=_command(ctx))
     typer.echo(search_table(results))
-    typer.echo(f"search: {target / 'search.json'}\nchosen: {target / 'chosen.yaml'}, for layerdescent compare")
+    typer.echo(f"search: {target / 'search.json'}\npage:   {write_search_page(results, target)}")
+    typer.echo(f"chosen: {target / 'chosen.yaml'}, for layerdescent compare")
 
 
 @app.command(epilog="Example: layerdescent suggest my-recipe.yaml --steps 100")

@@ -111,7 +111,7 @@ def search_table(search: Mapping[str, Any]) -> str:
     """One line a combination of settings, the chosen ones starred, and below them why they were chosen."""
     rows = [
         [
-            f"{'*' if row['chosen'] else ' '} {row['arm']}: {settings_text(row['settings'])}",
+            f"{'*' if row['chosen'] else ' '} {row['arm']}: {settings_line(row['settings'])}",
             *(_number(row[key], form) for key, form in (("value", ".4f"), ("loss", ".4f"), ("max_violation", "+.4f"))),
             {None: "", True: "yes", False: "no"}[row["feasible"]],
             _number(row["price"], "+.4f"),
@@ -123,18 +123,30 @@ def search_table(search: Mapping[str, Any]) -> str:
     return "\n".join([text_table(header, rows), "", "all on clean validation data", *reasons])
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings on one line, as a recipe writes them.
+def settings_line(settings: Mapping[str, Any]) -> str:
+    """Settings as `name value` pairs.
 
     Example:
-        >>> settings_text({"dual_lr": 0.1, "resilience": None})
-        'dual_lr 0.1, resilience null'
+        >>> settings_line({"dual_lr": 0.1, "resilience": None})
+        'dual_lr 0.1, resilience none'
     """
-    return ", ".join(f"{name} {_as_yaml(value)}" for name, value in settings.items())
+    return ", ".join(f"{name} {plain(value)}" for name, value in settings.items())
 
 
-def _as_yaml(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def plain(value: Any) -> str:
+    """A setting in words.
+
+    Example:
+        >>> plain({"kind": "linear", "last": 0.1}), plain([1, None]), plain(True)
+        ('{kind: linear, last: 0.1}', '[1, none]', 'yes')
+    """
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(plain(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {plain(item)}" for name, item in value.items()) + "}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _number(value: float | None, form: str) -> str:

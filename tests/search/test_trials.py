@@ -301,5 +301,6 @@ def test_the_command_line(searched: tuple[dict[str, Any], Path], recipe_file: Pa
     assert result.exit_code == 0, result.output
     assert "* erm: learning_rate" in result.output
     assert f"chosen: {searched[1] / 'chosen.yaml'}" in result.output
+    assert (searched[1] / "search.html").read_text().startswith("<!DOCTYPE html>")
     stored = json.loads((searched[1] / "search.json").read_text())
     assert stored["command"] == f"layerdescent search {recipe_file} --folder {searched[1]} --quiet"

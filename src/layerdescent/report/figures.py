@@ -3,7 +3,7 @@
 A function returns None where the results lack what it would show.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from typing import Any, Literal
@@ -62,11 +62,16 @@ class _End:
 
 
 def looks(results: Results) -> dict[str, Look]:
-    """Colour and marker of each arm: neutral for the baseline, the strong ones for the others in their order."""
-    others = [arm for arm in results.arm_names if arm != results.baseline]
-    order = sorted(others, key=lambda arm: not any(run.constrained for run in results.runs_of(arm)))
+    """Colour and marker of each arm of a comparison."""
+    constrained = {run.arm for run in results.runs if run.constrained}
+    return arm_looks(results.arm_names, results.baseline, constrained)
+
+
+def arm_looks(arms: Sequence[str], baseline: str, constrained: Container[str]) -> dict[str, Look]:
+    """Neutral for the baseline, the strong ones for the others in their order, those under constraints first."""
+    order = sorted((arm for arm in arms if arm != baseline), key=lambda arm: arm not in constrained)
     found = {arm: Look(ARMS[place % len(ARMS)], _MARKERS[1 + place % 6]) for place, arm in enumerate(order)}
-    return {arm: found.get(arm, Look(BASELINE, _MARKERS[0])) for arm in results.arm_names}
+    return {arm: found.get(arm, Look(BASELINE, _MARKERS[0])) for arm in arms}
 
 
 def draw(figure: Callable[..., Figure | None], *args: Any, narrow: bool) -> Figure | None:
@@ -85,7 +90,7 @@ def layer_losses(results: Results, *, narrow: bool) -> Figure | None:
     bands = {arm: band for arm, band in bands.items() if band.x}
     if not bands:
         return None
-    figure, [[axes]] = _panels(1, 1, narrow=narrow, height=4.7 if not narrow else 4.1)
+    figure, [[axes]] = panel_grid(1, 1, narrow=narrow, height=4.7 if not narrow else 4.1)
     look, digits = looks(results), loss_digits(results)
     ends = []
     for arm, band in bands.items():
@@ -128,7 +133,7 @@ def training(results: Results, arm: str, *, narrow: bool) -> Figure | None:
         "weights": "Weights in the Lagrangian",
         "multipliers": "Multipliers",
     }
-    figure, grid = _panels(
+    figure, grid = panel_grid(
         *((len(shown), 1) if narrow else (1, len(shown))), narrow=narrow, height=2.7 if narrow else 3.5
     )
     labels: list[tuple[Axes, list[_End]]] = []
@@ -167,11 +172,11 @@ def robustness(results: Results, *, narrow: bool) -> Figure | None:
     rows_of_panels = [False, True] if any(row.difference is not None for row in results.paired) else [False]
     panels = [(noise, paired) for noise in noises for paired in rows_of_panels]
     if narrow:
-        figure, grid = _panels(len(panels), 1, narrow=True, height=2.8)
+        figure, grid = panel_grid(len(panels), 1, narrow=True, height=2.8)
     elif len(noises) == 1:
-        figure, grid = _panels(1, len(panels), narrow=False, height=4.0)
+        figure, grid = panel_grid(1, len(panels), narrow=False, height=4.0)
     else:
-        figure, grid = _panels(len(rows_of_panels), len(noises), narrow=False, height=3.3)
+        figure, grid = panel_grid(len(rows_of_panels), len(noises), narrow=False, height=3.3)
         panels = [(noise, paired) for paired in rows_of_panels for noise in noises]
     look = looks(results)
     for axes, (noise, paired) in zip(grid.flat, panels, strict=True):
@@ -192,7 +197,7 @@ def frontier(results: Results, *, narrow: bool) -> Figure | None:
     unit = UNITS[results.metric]
     columns = 1 if narrow else min(3, max(2, len(measured)))
     rows = -(-len(measured) // columns)
-    figure, grid = _panels(rows, columns, narrow=narrow, height=3.3 if narrow else 3.7)
+    figure, grid = panel_grid(rows, columns, narrow=narrow, height=3.3 if narrow else 3.7)
     look = looks(results)
     styles = _frontier_styles(variants)
     for axes, condition in zip(grid.flat, measured, strict=False):
@@ -276,7 +281,8 @@ def spread(targets: Sequence[float], gap: float) -> list[float]:
     return places
 
 
-def _panels(rows: int, columns: int, *, narrow: bool, height: float) -> tuple[Figure, Any]:
+def panel_grid(rows: int, columns: int, *, narrow: bool, height: float) -> tuple[Figure, Any]:
+    """An empty figure of one of the two widths with panels of this height, and its axes (rows, columns)."""
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.1, wspace=0.04, hspace=0.05)
     figure = Figure(figsize=(NARROW if narrow else WIDE, height * rows), layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False)

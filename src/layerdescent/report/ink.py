@@ -42,6 +42,16 @@ def _ramp(first: float, last: float) -> list[str]:
 _LAYERS = _ramp(0.72, 0.0)
 _DARK |= dict(zip(_LAYERS, _ramp(0.35, 1.0), strict=True))
 
+
+def _between(first: str, last: str) -> list[str]:
+    mixed = matplotlib.colors.LinearSegmentedColormap.from_list("", [first, last])
+    return [matplotlib.colors.to_hex(mixed(place / (_RAMP - 1))) for place in range(_RAMP)]
+
+
+# Of cells with writing in them: the page's text is readable on every one, on a light page and on a dark one.
+_CELLS = _between("#eef3fd", "#74aaf7")
+_DARK |= dict(zip(_CELLS, _between("#1d2532", "#2b62b0"), strict=True))
+
 STYLE: dict[Any, Any] = {
     "font.family": [
         "DejaVu Sans"
@@ -78,6 +88,11 @@ STYLE: dict[Any, Any] = {
 def layer_ink(place: int, count: int) -> str:
     """The colour of the layer at one place among `count`, light for early layers and dark for deep ones."""
     return _LAYERS[round(place * (_RAMP - 1) / max(1, count - 1))]
+
+
+def cell_ink(share: float) -> str:
+    """The colour of a cell, from 0 (nearly the page's own) to 1 (strong)."""
+    return _CELLS[round(min(1.0, max(0.0, share)) * (_RAMP - 1))]
 
 
 def svg_of(figure: Figure, name: str) -> str:

@@ -7,7 +7,7 @@ computed". Fields that this version does not know are ignored.
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
@@ -20,7 +20,9 @@ Metric = Literal["accuracy", "rmse", "perplexity"]
 PerLayer = list[float | None]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A part of a results file."""
+
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     @model_validator(mode="before")
@@ -33,7 +35,7 @@ def _sentence(flag: Any) -> Any:
     return flag["sentence"] if isinstance(flag, dict) and "sentence" in flag else flag
 
 
-class Verdict(_Part):
+class Verdict(Part):
     """The four words of one run; None where the run cannot say."""
 
     monotone: bool | None = None
@@ -42,7 +44,7 @@ class Verdict(_Part):
     calibrated: bool | None = None
 
 
-class NoiseValue(_Part):
+class NoiseValue(Part):
     """The metric of one run under one noise."""
 
     kind: str
@@ -52,7 +54,7 @@ class NoiseValue(_Part):
     realised_share: float | None = None
 
 
-class History(_Part):
+class History(Part):
     """What was logged while one run trained: one row an entry of `step`."""
 
     step: list[float]
@@ -80,7 +82,7 @@ class History(_Part):
         return self
 
 
-class Run(_Part):
+class Run(Part):
     """One arm with one seed."""
 
     arm: str
@@ -140,7 +142,7 @@ class Run(_Part):
         }
 
 
-class Paired(_Part):
+class Paired(Part):
     """The difference of two arms under one noise, arm minus `against`, on the same units and seeds."""
 
     arm: str
@@ -155,7 +157,7 @@ class Paired(_Part):
     method: str | None = None
 
 
-class Area(_Part):
+class Area(Part):
     """The mean of one arm's metric over the levels of one noise, from none up to `upto`, and its paired difference."""
 
     arm: str
@@ -167,7 +169,7 @@ class Area(_Part):
     ci95: tuple[float, float] | None = None
 
 
-class Trivial(_Part):
+class Trivial(Part):
     """What a predictor that learned nothing reaches; without a kind it holds for every noise."""
 
     name: str
@@ -177,7 +179,7 @@ class Trivial(_Part):
     value: float | None = None
 
 
-class FrontierPoint(_Part):
+class FrontierPoint(Part):
     """One checkpoint of ordinary training: its value on clean data and under one noise."""
 
     step: int | None = None
@@ -190,7 +192,7 @@ class FrontierPoint(_Part):
     value: float | None = None
 
 
-class ShiftRun(_Part):
+class ShiftRun(Part):
     """One run on another data set, without noise."""
 
     arm: str
@@ -201,7 +203,7 @@ class ShiftRun(_Part):
     n_units: int | None = None
 
 
-class ShiftPaired(_Part):
+class ShiftPaired(Part):
     """The difference of two arms on another data set, arm minus `against`, on the same units and seeds."""
 
     arm: str
@@ -214,7 +216,7 @@ class ShiftPaired(_Part):
     method: str | None = None
 
 
-class ShiftTrivial(_Part):
+class ShiftTrivial(Part):
     """What a predictor that knows nothing of a data set but its most usual label reaches on it."""
 
     name: str
@@ -222,7 +224,7 @@ class ShiftTrivial(_Part):
     value: float | None = None
 
 
-class Shift(_Part):
+class Shift(Part):
     """Data sets that nothing was trained on: every run's values, and a report of each as plain facts."""
 
     runs: list[ShiftRun] = []
@@ -244,7 +246,7 @@ def _seeds(given: Any) -> Any:
     return list(range(given)) if isinstance(given, int) else given
 
 
-class Results(_Part):
+class Results(Part):
     """One experiment: every arm and seed that has finished."""
 
     experiment: str
@@ -289,6 +291,9 @@ class Results(_Part):
         return sorted((run for run in self.runs if run.arm == arm), key=lambda run: run.seed)
 
 
+Kind = TypeVar("Kind", bound=Part)
+
+
 def read_results(source: dict[str, Any] | Path | str) -> Results:
     """Reads one experiment from a dictionary, a results file or a folder that holds `results.json`.
 
@@ -302,12 +307,22 @@ def read_results(source: dict[str, Any] | Path | str) -> Results:
     Traceback (most recent call last):
     layerdescent.errors.InputError: results: runs[0].layers: field required
     """
+    return read_stored(Results, source, FILE_NAME, "compare")
+
+
+def read_stored(shape: type[Kind], source: dict[str, Any] | Path | str, file_name: str, command: str) -> Kind:
+    """Reads what a command stored, from a dictionary, a file or a folder that holds `file_name`.
+
+    Raises:
+        InputError: As `read_results`.
+        RunError: As `read_results`.
+    """
     if isinstance(source, dict):
-        name, given = "results", source
+        name, given = file_name.removesuffix(".json"), source
     else:
-        name, given = _load(Path(source))
+        name, given = _load(Path(source), file_name, command)
     try:
-        return Results.model_validate(finite(given))
+        return shape.model_validate(finite(given))
     except ValidationError as error:
         first = error.errors()[0]
         field = _field(first["loc"])
@@ -319,12 +334,12 @@ def read_results(source: dict[str, Any] | Path | str) -> Results:
         raise InputError(line) from error
 
 
-def _load(path: Path) -> tuple[str, Any]:
-    file = path / FILE_NAME if path.is_dir() else path
+def _load(path: Path, file_name: str, command: str) -> tuple[str, Any]:
+    file = path / file_name if path.is_dir() else path
     try:
         return str(file), json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise InputError(f"{file}: no such results file; `layerdescent compare RECIPE` writes one") from error
+        raise InputError(f"{file}: no such results file; `layerdescent {command} RECIPE` writes one") from error
     except UnicodeDecodeError as error:
         raise RunError(
             f"{file}: not a text file (byte {error.start}); run the experiment again to rewrite it"

@@ -22,6 +22,7 @@ from layerdescent.report.summary import (
     sign,
 )
 from layerdescent.report.units import UNITS, number
+from layerdescent.tables import settings_line
 
 GLOSSARY = {
     "ERM": "Empirical risk minimisation: ordinary training, which lowers the loss of the last layer only.",
@@ -62,17 +63,7 @@ ONE_RUN_SENTENCE = (
 
 def settings_text(settings: dict[str, Any] | None) -> str:
     """Settings as `name value` pairs."""
-    return ", ".join(f"{name} {_plain(value)}" for name, value in (settings or {}).items()) or "no settings stored"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "none"}[value]
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_plain(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_plain(item)}" for name, item in value.items()) + "}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return settings_line(settings or {}) or "no settings stored"
 
 
 def split_settings(arms: dict[str, dict[str, Any] | None]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
