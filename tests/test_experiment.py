@@ -235,6 +235,16 @@ def test_weights_are_kept_at_evenly_spaced_steps(steps: int, count: int, kept: l
     assert sorted(int(path.name.removeprefix("step-")) for path in tmp_path.iterdir()) == kept
 
 
+def test_a_frontier_may_be_measured_under_less_noise_than_the_arms(recipe_file: Path, tmp_path: Path) -> None:
+    overrides = [
+        "evaluation.noise=[{kind: gaussian, gammas: [1, 2]}, {kind: uniform, gammas: [1]}]",
+        "frontier={weight_decay: [0.1], noise: [{kind: gaussian, gammas: [2]}]}",
+    ]
+    results = compare_recipe(load_recipe(str(recipe_file), overrides), tmp_path, arms=["erm"], progress=False)
+    assert {(point["kind"], point["gamma"]) for point in results["frontier"]} == {("gaussian", 2.0)}
+    assert len(results["runs"][0]["noise"]) == 4
+
+
 def test_a_frontier_may_have_variants_only(recipe_file: Path, tmp_path: Path) -> None:
     recipe = load_recipe(str(recipe_file), ["frontier={weight_decay: [0.1]}", "train.num_train_epochs=1"])
     points = compare_recipe(recipe, tmp_path, arms=["erm"], progress=False)["frontier"]

@@ -30,7 +30,7 @@ from layerdescent.evaluation import DescentProfile, SweepResult, descent_profile
 from layerdescent.evaluation.batches import load_config, stored_tokenizer
 from layerdescent.files import read_json, write_json, write_text
 from layerdescent.recipes import Recipe, load_recipe
-from layerdescent.recipes.schema import PARTS
+from layerdescent.recipes.schema import PARTS, NoiseSpec
 from layerdescent.runs import Run, train_run, training_config
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,9 @@ def compare_recipe(
     say("evaluating on the test part")
     profiles = _profiles(runs, data, tokenizer, progress)
     models = {(run.arm, run.seed): run.model for run in runs}
-    sweep = _sweep(recipe, models, recipe.baseline, folder / "sweep", data, tokenizer, progress)
+    sweep = _sweep(
+        recipe, models, recipe.baseline, folder / "sweep", data, tokenizer, progress, recipe.evaluation.noise
+    )
     frontier = _frontier(recipe, [*runs, *extra], folder / "sweep", data, tokenizer, progress)
     shift = _shift(recipe, models, folder / "sweep", elsewhere, tokenizer, progress)
     results = _results(recipe, runs, profiles, sweep, frontier, shift, data, command)
@@ -269,8 +271,8 @@ def _sweep(
     data: PreparedText,
     tokenizer: PreTrainedTokenizerBase,
     progress: bool,
+    noise: Sequence[NoiseSpec],
 ) -> SweepResult:
-    noise = recipe.evaluation.noise
     return robustness_sweep(
         models,
         data.test,
@@ -377,7 +379,8 @@ def _frontier(
             }
     # The baseline's final model calibrates discrete noise here too: the frontier meets the noise that the arms meet.
     reference = next(name for (name, _), path in models.items() if path == baselines[0].model)
-    swept = _sweep(recipe, models, reference, store, data, tokenizer, progress)
+    noise = recipe.evaluation.noise if recipe.frontier.noise is None else recipe.frontier.noise
+    swept = _sweep(recipe, models, reference, store, data, tokenizer, progress, noise)
     points = []
     for name, place in places.items():
         clean, *noisy = swept.noise(name, seed)

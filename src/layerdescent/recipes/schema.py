@@ -62,6 +62,9 @@ class ModelSpec(_Section):
     """`package:NAME` for a model inside a PyPI package, a folder that `save_pretrained` wrote, or a hub name."""
     revision: str | None = None
     """Commit, branch or tag on the hub."""
+    pooling: Literal["own", "mean"] = "own"
+    """`own` is the classifier that transformers has for the model (most of them read the first token); `mean` puts a
+    new head on the encoder that reads the mean over all positions, so that one head can serve every layer."""
 
 
 class ColumnsSpec(_Section):
@@ -196,6 +199,8 @@ class FrontierSpec(_Section):
     """Values of `label_smoothing_factor`."""
     checkpoints: Annotated[int, Field(ge=0)] = 0
     """Evenly spaced models along each of these runs, the last one included; 0 is the last one only."""
+    noise: Annotated[list[NoiseSpec], Field(min_length=1)] | None = None
+    """What its models are measured under, where all of `evaluation.noise` would take too long; null is all of it."""
 
 
 class SearchSpec(_Section):
