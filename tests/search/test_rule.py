@@ -166,6 +166,8 @@ def test_the_words_name_price_metric_and_baseline() -> None:
     words = " ".join(rule_in_words("accuracy", 0.003, "plain"))
     assert "within 0.3 points of the best of plain" in words
     assert "accuracy" in words
+    assert "must not be compared" not in words
+    assert "must not be compared" in rule_in_words("accuracy", 0.003, "plain", unequal=True)[-1]
 
 
 # Properties -----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from transformers import BertModel
 from typer.testing import CliRunner
 
 from layerdescent import experiment
@@ -288,6 +289,27 @@ def test_schedules_are_trials_too(recipe_file: Path, tmp_path: Path) -> None:
     assert results["trials"][1]["settings"] == {"alpha": schedule}
     assert results["candidates"][1]["alpha"] == pytest.approx(1 - (1.0 * 0.9) ** 0.5)
     assert load_recipe(tmp_path / "chosen.yaml").arms["descent"]["alpha"] == schedule
+
+
+def test_a_later_first_layer_asks_for_the_same_alpha(recipe_file: Path, tmp_path: Path) -> None:
+    arms = {"erm": {"weight_decay": [0, 0.1]}, "descent": {"alpha": [0.1], "first_layer": [1, 2]}}
+    results = search_recipe(with_search(recipe_file, seeds=[0], arms=arms), tmp_path, progress=False)
+    assert [row["alpha"] for row in results["candidates"]] == [None, None, 0.1, 0.1]
+
+
+def test_a_regression_is_chosen_by_its_error(tmp_path: Path) -> None:
+    recipe_file = write_recipe(tmp_path)
+    BertModel.from_pretrained(tmp_path / "checkpoint").save_pretrained(
+        tmp_path / "checkpoint"
+    )  # its head has 2 outputs
+    search = {"arms": {"erm": {"learning_rate": [1e-3, 1e-2]}, "descent": {"alpha": [0.01, 0.02]}}}
+    overrides = [f"search={json.dumps(search)}", "data.task=regression", "metric=rmse"]
+    results = search_recipe(load_recipe(str(recipe_file), overrides), tmp_path / "runs", progress=False)
+    assert results["price"] == 0.01
+    for trial in results["trials"]:
+        assert trial["value"] == pytest.approx(trial["loss"] ** 0.5, rel=1e-5)  # the loss is the mean square
+    erm = [row for row in results["candidates"] if row["arm"] == "erm"]
+    assert results["choices"][0]["value"] == min(row["value"] for row in erm)
 
 
 def test_models_need_not_be_kept(recipe_file: Path, tmp_path: Path) -> None:

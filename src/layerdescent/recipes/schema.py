@@ -206,9 +206,9 @@ class FrontierSpec(_Section):
 class SearchSpec(_Section):
     """Which settings of the arms are tried, and by what the best are chosen; see `layerdescent.search`."""
 
-    price: Annotated[float, Field(ge=0)] = 0.003
+    price: Annotated[float, Field(ge=0)] | None = None
     """What an arm under constraints may cost in clean validation value against the baseline's best, stated before
-    anything is tried: accuracy as a fraction (0.003 is 0.3 points), RMSE relative (0.01 is 1 %)."""
+    anything is tried: accuracy as a fraction, RMSE relative; null is 0.003 (0.3 points) and 0.01 (1 %)."""
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
     """Of every trial; null is the recipe's first seed."""
     arms: Annotated[dict[ArmName, dict[str, list[Any]]], Field(min_length=1)]

@@ -25,6 +25,9 @@ DUAL_FIELDS = frozenset(
 )
 """How the multipliers move. Every other field says what is asked, or how the primal side trains: a variant."""
 
+DEFAULT_PRICE = {"accuracy": 0.003, "rmse": 0.01}
+"""What a constrained arm may cost where the recipe does not say: 0.3 points, 1 %."""
+
 _EPSILON = 1e-9  # equal but for rounding: 0.85 - 0.003 is not quite 0.847
 
 
@@ -182,8 +185,9 @@ def choose_under_constraints(
     return Choice(chosen, reason + _lost(candidates), within_price=bool(affordable), finalists=tuple(sorted(finalists)))
 
 
-def rule_in_words(metric: str, price: float, baseline: str) -> list[str]:
+def rule_in_words(metric: str, price: float, baseline: str, *, unequal: bool = False) -> list[str]:
     """Both rules as sentences, to be stored with what they chose."""
+    study = "The arms had different numbers of trials: a study of sensitivity, whose choices must not be compared."
     return [
         "Only clean validation data decide; the test part is not looked at.",
         f"Every number is that of the checkpoint a run keeps, and the mean over seeds; the value is {metric}.",
@@ -197,6 +201,7 @@ def rule_in_words(metric: str, price: float, baseline: str) -> list[str]:
         "infeasible one, and that is reported.",
         "A setting is feasible when the kept checkpoint of every seed is. A run whose loss stops being a number counts "
         "as a trial and is never chosen.",
+        study if unequal else "Every arm had the same number of trials.",
     ]
 
 

@@ -37,6 +37,7 @@ from layerdescent.recipes import Recipe
 from layerdescent.recipes.yaml_text import write_yaml
 from layerdescent.runs import Run, train_unless_locked, training_config
 from layerdescent.search.rule import (
+    DEFAULT_PRICE,
     Candidate,
     Choice,
     choose_best,
@@ -229,6 +230,7 @@ def _work() -> None:
 def _results(recipe: Recipe, runs: Sequence[Run], command: str | None) -> dict[str, Any]:
     spec, metric = recipe.search, recipe.metric
     assert spec is not None
+    price = DEFAULT_PRICE[metric] if spec.price is None else spec.price
     trials = {run: _trial(run, metric) for run in runs}
     groups: dict[str, dict[str, list[Run]]] = {arm: {} for arm in spec.arms}
     for run in runs:
@@ -244,7 +246,7 @@ def _results(recipe: Recipe, runs: Sequence[Run], command: str | None) -> dict[s
             continue
         constrained = next(run for run in runs if run.arm == arm).objective == "descent"
         if constrained and best is not None:
-            chosen[arm] = choose_under_constraints(candidates[arm], best, spec.price, metric, recipe.baseline)
+            chosen[arm] = choose_under_constraints(candidates[arm], best, price, metric, recipe.baseline)
         elif constrained:
             chosen[arm] = Choice(None, f"every trial of {recipe.baseline} failed, so there is no price")
         else:
@@ -257,10 +259,10 @@ def _results(recipe: Recipe, runs: Sequence[Run], command: str | None) -> dict[s
         "environment": describe_environment(),
         "metric": metric,
         "baseline": recipe.baseline,
-        "price": spec.price,
+        "price": price,
         "seeds": list(dict.fromkeys(run.seed for run in runs)),
         "unequal": spec.unequal,
-        "rule": rule_in_words(metric, spec.price, recipe.baseline),
+        "rule": rule_in_words(metric, price, recipe.baseline, unequal=spec.unequal),
         "fields": {arm: dict(fields) for arm, fields in spec.arms.items()},
         "choices": [_choice_row(arm, chosen[arm], candidates[arm], best, metric) for arm in spec.arms],
         "candidates": [
@@ -328,14 +330,20 @@ def _candidate(trials: Sequence[Mapping[str, Any]]) -> Candidate:
 
 
 def _mean_alpha(alphas: Sequence[float], nodes: Sequence[int]) -> float:
-    """What each layer is asked on (geometric) average, so that a schedule or a grid is comparable with one number.
+    """What each layer from the first constrained one on is asked on (geometric) average.
+
+    So a schedule, a grid or a later first layer is comparable with one number.
+
+    Args:
+        alphas: alpha_1 … alpha_L.
+        nodes: n_0 … n_C, as of `DescentConstraints`.
 
     Example:
-        >>> round(_mean_alpha([0.1, 0.1], [0, 1, 2]), 6), round(_mean_alpha([0.19], [0, 2]), 6)
+        >>> _mean_alpha([0.0, 0.0, 0.1, 0.1], [2, 3, 4]), _mean_alpha([0.1, 0.1, 0.1, 0.1], [0, 2, 4])
         (0.1, 0.1)
     """
-    kept = math.prod(1 - alpha for alpha in alphas)
-    return round(1 - kept ** (1 / (nodes[-1] - nodes[0])), 9)
+    asked = alphas[nodes[0] : nodes[-1]]
+    return round(1 - math.prod(1 - alpha for alpha in asked) ** (1 / len(asked)), 9)
 
 
 def _candidate_row(row: Candidate, best: float | None, metric: str) -> dict[str, Any]:
