@@ -109,6 +109,7 @@ ORDER = [
     {"runs"},
     {"experiment"},
     {"search"},
+    {"suggest"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -87,6 +87,36 @@ class Readout:
         # Hidden states are the model's own outputs: forward hooks of ours would run again under gradient checkpointing.
         return {"output_hidden_states": True}
 
+    def rows(
+        self,
+        hidden_states: Sequence[Tensor],
+        batch: Mapping[str, Any] | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Pick or pool what the head is given of each layer, before any of its own modules.
+
+        Args:
+            hidden_states: the L + 1 hidden states of a forward, each (B, S, d).
+            batch: what went into the model; needed by heads that average over positions (attention_mask).
+            layers: which layers, rising, from 0 to L; all by default.
+
+        Returns:
+            (n, B, d'), one slice for each layer asked for.
+
+        Raises:
+            InputError: a layer that isn't there, or another number of hidden states than L + 1.
+        """
+        L, layers = self.num_layers, self._checked(layers)
+        if len(hidden_states) != L + 1:
+            raise InputError(
+                f"{type(self.model).__name__} of {L} layers returned {len(hidden_states)} hidden states, not {L + 1}: "
+                "check num_layers of its registered readout"
+            )
+        last_rows = self.spec.last_rows or self.spec.rows
+        return torch.stack(
+            [(last_rows if layer == L else self.spec.rows)(self.model, hidden_states[layer], batch) for layer in layers]
+        )
+
     def logits(
         self,
         hidden_states: Sequence[Tensor],
@@ -110,7 +140,7 @@ class Readout:
         Raises:
             InputError: a layer that isn't there, or another number of hidden states than L + 1.
         """
-        rows = self._rows(hidden_states, batch, self._checked(layers))
+        rows = self.rows(hidden_states, batch, layers)
         if not torch.is_autocast_enabled(rows.device.type):
             # A forward under autocast hands out bf16 states of an fp32 model, or fp32 ones of a bf16 model.
             rows = rows.to(self.model.dtype)
@@ -196,18 +226,6 @@ class Readout:
             # A bf16 model rounds its loss by as much as an alpha: its gradient is kept, the value is the fp32 one.
             last = last + (losses[-1] - last).detach()
         return torch.cat([losses[:-1], last[None]])
-
-    def _rows(self, hidden_states: Sequence[Tensor], batch: Mapping[str, Any] | None, layers: Sequence[int]) -> Tensor:
-        L = self.num_layers
-        if len(hidden_states) != L + 1:
-            raise InputError(
-                f"{type(self.model).__name__} of {L} layers returned {len(hidden_states)} hidden states, not {L + 1}: "
-                "check num_layers of its registered readout"
-            )
-        last_rows = self.spec.last_rows or self.spec.rows
-        return torch.stack(
-            [(last_rows if layer == L else self.spec.rows)(self.model, hidden_states[layer], batch) for layer in layers]
-        )
 
     def _checked(self, layers: Sequence[int] | None) -> Sequence[int]:
         L = self.num_layers
