@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import step_cost
+from benchmarks import head_inputs, step_cost
 
 
 def settings(*arguments: str) -> step_cost.Settings:
@@ -82,3 +82,22 @@ def test_adversarial_steps_are_three_passes_of_a_perturbed_embedding(arm: str, t
 def test_an_unknown_arm_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no arm is called 'sgd': choose from erm"):
         step_cost.build_trainer("sgd", settings(), str(tmp_path))
+
+
+def test_head_inputs_tells_information_from_scale() -> None:
+    torch.manual_seed(0)
+    labels = torch.arange(400) % 2
+    informative = torch.randn(400, 3) + 2.0 * labels[:, None]
+    states = torch.stack([torch.randn(400, 3), informative, 1e-3 * informative])
+    found = list(head_inputs.layers(states[:, :300], labels[:300], states[:, 300:], labels[300:], penalty=0.03))
+    assert found[0]["probe_accuracy"] < 0.65
+    assert found[1]["probe_accuracy"] > 0.9
+    assert found[2]["probe_loss"] == pytest.approx(found[1]["probe_loss"], abs=1e-4), "the probe rescales"
+    assert found[2]["spread"] == pytest.approx(1e-3 * found[1]["spread"], rel=1e-4)
+
+
+def test_a_probe_has_no_gradient_left_at_its_fit() -> None:
+    torch.manual_seed(0)
+    rows, labels = torch.randn(60, 4), torch.randint(3, (60,))
+    strong, _ = head_inputs.probe(rows, labels, rows, labels, penalty=1e6)
+    assert strong == pytest.approx(-(labels.bincount() / 60).log().mul(labels.bincount() / 60).sum().item(), abs=1e-4)
