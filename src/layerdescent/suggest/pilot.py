@@ -305,8 +305,8 @@ def _check(
     except NonFiniteLossError as error:
         write_json(failure, {"error": str(error)})
         return {**told, "failed": str(error)}
-    constraints, multipliers = trained.profile.constraints, trained.record["history"]["multipliers"]
-    states = judge(constraints, pilot.losses, trained.losses, multipliers)
+    constraints, history = trained.profile.constraints, trained.record["history"]
+    states = judge(constraints, pilot.losses, trained.losses, history["multipliers"], history["weights"])
     return {
         **told,
         "states": dict(zip(constraints.nodes[1:], states, strict=True)),
@@ -314,7 +314,8 @@ def _check(
         "accuracies": None if trained.profile.accuracies is None else trained.profile.accuracies.tolist(),
         "relative_violations": trained.profile.relative_violations.tolist(),
         "tolerances": list(constraints.tolerances),
-        "multipliers": multipliers[-1],
+        "multipliers": history["multipliers"][-1],
+        "weights": history["weights"][-1],
         "spreads": list(trained.spreads),
         "cost": _cost(pilot, trained, metric, plan),
     }

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from layerdescent.descent import DescentConstraints, largest_alpha
+from layerdescent.descent import DescentConstraints, largest_alpha, loss_floors
 from layerdescent.errors import InputError
 from layerdescent.layers import layers_in_words
 
@@ -32,7 +32,10 @@ DUAL_LR_RANGE = (0.02, 1.0)
 MOVED_SHARE = 0.25
 """A layer moves when the check has lowered its relative violation by at least this share of alpha. [C]"""
 
-State = Literal["met", "moving", "stuck"]
+PUSHED_WEIGHT = 0.5
+"""A layer has been pushed when its own loss had at least this weight, against 1 of the last layer's. [C]"""
+
+State = Literal["met", "moving", "stuck", "waiting"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +273,14 @@ def propose(
         )
     )
     reasons.append(Reason("alpha", "C", f"{alpha:g} asks for {100 * share:.0f} % of that descent, in logarithms"))
+    floors = loss_floors(DescentConstraints(num_layers=L, alpha=alpha, first_layer=first), last)
+    good = [layer for layer in range(first, L) if measured.layer_losses[layer] < floors[layer - first + 1]]
+    if good:
+        text = (
+            f"{layers_in_words(good)} did so well in the pilot that the layers above cannot each lower the loss by "
+            "alpha down to what the pilot reached: the last layer must get better, or these get worse"
+        )
+        reasons.append(Reason("alpha", "D", text))
     return _with_dual_settings(
         Proposal(
             first_layer=first, alpha=alpha, dual_lr=None, resilience=None, alpha_max=limit, reasons=tuple(reasons)
@@ -340,40 +351,56 @@ def judge(
     pilot_losses: Sequence[float],
     check_losses: Sequence[float],
     multipliers: Sequence[Sequence[float]],
+    weights: Sequence[Sequence[float]],
 ) -> tuple[State, ...]:
     """What each constraint came to in a check.
 
-        met      its relative violation lies within its tolerance
-        stuck    not met; its multiplier rose from entry to entry over the last half of the check; and its relative
-                 violation is not lower than the pilot's by `MOVED_SHARE` of its alpha                               [C]
-        moving   neither
+        met       its relative violation lies within its tolerance
+        moving    not met, but its relative violation is lower than the pilot's by at least `MOVED_SHARE` of its alpha
+        stuck     neither, though over the last half of the check its multiplier rose from entry to entry and the loss
+                  of its layer had a mean weight of at least `PUSHED_WEIGHT`
+        waiting   none of these: nothing pushed it yet                                                               [C]
+
+    A layer's weight is lambda_l - (1 - alpha) lambda_{l+1}: while the layers above it are unmet too, next to nothing is
+    left of it, and the chain is taken up from its top. So in a short check low layers wait, which says nothing against
+    them.
 
     Args:
         constraints: those of the check.
         pilot_losses: validation losses F_0 … F_L of the pilot.
         check_losses: the same of the check.
         multipliers: lambda as logged, in order, (entries, C).
+        weights: the Lagrangian's weights w_0 … w_L as logged with them, (entries, L+1).
 
     Returns:
         One word for each of `constraints.nodes[1:]`.
 
     Example:
         >>> constraints = DescentConstraints(num_layers=2, alpha=0.1)
-        >>> judge(constraints, [1.0, 1.0, 0.5], [1.0, 0.99, 0.6], [[0.1, 0.0], [0.2, 0.0], [0.3, 0.0], [0.4, 0.0]])
+        >>> rising = [[0.2 * step, 0.0] for step in range(6)]
+        >>> judge(constraints, [1.0, 1.0, 0.5], [1.0, 0.99, 0.6], rising, [[0.0, row[0], 1.0] for row in rising])
         ('stuck', 'met')
     """
     before, after = (
         constraints.relative_violations(torch.tensor(losses, dtype=torch.float64)).tolist()
         for losses in (pilot_losses, check_losses)
     )
-    late = np.asarray(multipliers, dtype=np.float64)[len(multipliers) // 2 :]
+    half = len(multipliers) // 2
+    late, weight = (np.asarray(path, dtype=np.float64)[half:] for path in (multipliers, weights))
     growing = (np.diff(late, axis=0) > 0).all(axis=0) & (late[-1] > 0)
+    tested = growing & (weight.mean(axis=0)[list(constraints.nodes[1:])] >= PUSHED_WEIGHT)
     return tuple(
-        "met" if now <= tolerance else "stuck" if grows and now > was - MOVED_SHARE * step else "moving"
-        for now, was, tolerance, step, grows in zip(
-            after, before, constraints.tolerances, constraints.steps, growing.tolist(), strict=True
-        )
+        _state(*each)
+        for each in zip(after, before, constraints.tolerances, constraints.steps, tested.tolist(), strict=True)
     )
+
+
+def _state(now: float, before: float, tolerance: float, step: float, tested: bool) -> State:
+    if now <= tolerance:
+        return "met"
+    if now <= before - MOVED_SHARE * step:
+        return "moving"
+    return "stuck" if tested else "waiting"
 
 
 def revise(
@@ -381,8 +408,8 @@ def revise(
 ) -> Proposal | None:
     """A proposal that asks for less, after a check in which some constraints were stuck.
 
-    Where the lowest constrained layers are stuck, and two or more are left above them, `first_layer` moves above them;
-    otherwise alpha is halved. [C]
+    Where a layer is stuck and no constrained layer below it has met its constraint or moves, `first_layer` moves above
+    it if two or more layers are left; otherwise alpha is halved. [C]
 
     Args:
         proposal: what was checked.
@@ -397,15 +424,14 @@ def revise(
     stuck = [layer for layer, state in states.items() if state == "stuck"]
     if states and not stuck:
         return None
-    L, above = measured.num_layers, proposal.first_layer
-    while above in stuck:
-        above += 1
-    if above > proposal.first_layer and L - above + 1 >= 2:
+    L, first = measured.num_layers, proposal.first_layer
+    above = max(stuck, default=L) + 1
+    if L - above + 1 >= 2 and all(states[layer] in ("stuck", "waiting") for layer in range(first, above)):
         moved = propose(measured, first_layer=above, tightness=tightness)
         if moved.alpha is not None:
             text = (
-                f"in the check the multipliers of {layers_in_words(range(proposal.first_layer, above))} only grew and "
-                f"the layers did not move, so the constraints begin at layer {above}"
+                f"in the check the multipliers of {layers_in_words(stuck)} only grew and the loss there did not move, "
+                f"so the constraints begin at layer {above}"
             )
             kept = [reason for reason in proposal.reasons if reason.about == "first_layer"]
             return replace(moved, reasons=(Reason("first_layer", "C", text), *kept, *moved.reasons))

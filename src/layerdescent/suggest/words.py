@@ -7,6 +7,9 @@ from layerdescent.layers import layers_in_words
 from layerdescent.search.rule import price_text
 from layerdescent.tables import text_table
 
+QUICKER_THAN_PLAIN = 0.95
+"""A step under constraints does all that a plain one does; below this ratio something else was measured."""
+
 
 def suggestion_text(results: Mapping[str, Any]) -> str:
     """The layers, the proposal, its reasons and what it is expected to cost.
@@ -68,6 +71,8 @@ def _time(cost: Mapping[str, Any]) -> str:
     where = (
         "one after the other in one process" if cost["one_process"] else "at different times: run it anew to compare"
     )
+    if cost["step_time_ratio"] < QUICKER_THAN_PLAIN:
+        where += "; it cannot be quicker, so the machine had other work: no measure of the cost"
     return (
         f"time: a step takes {cost['step_time_ratio']:.2f} times as long as without constraints (medians, {where}); "
         f"the whole training about {_duration(cost['training_seconds'])} here, without evaluation"
@@ -97,6 +102,7 @@ def _constraints(states: Mapping[int, str]) -> list[str]:
         "met": "met at",
         "moving": "not met yet, but moving, at",
         "stuck": "stuck, with multipliers that only grow, at",
+        "waiting": "not met, and not pushed yet by so short a training, at",
     }
     parts = []
     for state, words in told.items():
