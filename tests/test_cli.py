@@ -154,7 +154,7 @@ def test_recipes() -> None:
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    for command in ("train", "compare", "search", "profile", "sweep", "report", "recipes"):
+    for command in ("train", "compare", "search", "suggest", "profile", "sweep", "report", "recipes"):
         result = run(command, "--help")
         assert result.exit_code == 0
         assert f"Example: layerdescent {command}" in " ".join(result.output.split())

@@ -273,6 +273,12 @@ def test_only_the_last_half_of_the_multipliers_path_counts() -> None:
     assert set(judge(SIX, pilot, check, early, PUSHED[:10] + [[0.0] * 7] * 10)) == {"waiting"}
 
 
+def test_two_entries_are_no_path() -> None:
+    pilot = losses_with(*[0.0] * 6)
+    assert set(judge(SIX, pilot, pilot, GROWING[:4], PUSHED[:4])) == {"waiting"}
+    assert set(judge(SIX, pilot, pilot, GROWING[:5], PUSHED[:5])) == {"stuck"}
+
+
 def test_a_layer_that_rises_less_than_in_the_pilot_moves() -> None:
     pilot, check = losses_with(-0.5, *[0.1] * 5), losses_with(-0.2, *[0.1] * 5)
     assert judge(SIX, pilot, check, GROWING, PUSHED)[0] == "moving"

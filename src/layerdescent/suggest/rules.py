@@ -387,7 +387,8 @@ def judge(
     )
     half = len(multipliers) // 2
     late, weight = (np.asarray(path, dtype=np.float64)[half:] for path in (multipliers, weights))
-    growing = (np.diff(late, axis=0) > 0).all(axis=0) & (late[-1] > 0)
+    # Fewer entries than three are no path.
+    growing = (np.diff(late, axis=0) > 0).all(axis=0) & (len(late) >= 3)
     tested = growing & (weight.mean(axis=0)[list(constraints.nodes[1:])] >= PUSHED_WEIGHT)
     return tuple(
         _state(*each)
