@@ -12,6 +12,7 @@ from layerdescent.recipes import Recipe, list_recipes, load_recipe
 SHIPPED = {
     "demo",
     "imdb-minilm",
+    "imdb-minilm-cls",
     "imdb-mpnet",
     "sst2-minilm",
     "mnli-minilm",
