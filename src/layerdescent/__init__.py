@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from layerdescent.evaluation import robustness_sweep as robustness_sweep
     from layerdescent.experiment import compare_recipe as compare_recipe
     from layerdescent.experiment import train_recipe as train_recipe
+    from layerdescent.models import MeanPooledForSequenceClassification as MeanPooledForSequenceClassification
     from layerdescent.perturbation import Perturbation as Perturbation
     from layerdescent.readout import Readout as Readout
     from layerdescent.readout import ReadoutSpec as ReadoutSpec
     from layerdescent.readout import register_readout as register_readout
     from layerdescent.recipes import Recipe as Recipe
     from layerdescent.recipes import load_recipe as load_recipe
+    from layerdescent.search import search_recipe as search_recipe
+    from layerdescent.suggest import suggest_recipe as suggest_recipe
     from layerdescent.training import DescentArguments as DescentArguments
     from layerdescent.training import DescentConfig as DescentConfig
     from layerdescent.training import DescentMixin as DescentMixin
@@ -56,6 +59,7 @@ _HOME = {
     "Readout": "readout",
     "ReadoutSpec": "readout",
     "register_readout": "readout",
+    "MeanPooledForSequenceClassification": "models",
     # training on the Hugging Face Trainer
     "DescentConfig": "training",
     "DescentTrainer": "training",
@@ -73,6 +77,8 @@ _HOME = {
     "load_recipe": "recipes",
     "train_recipe": "experiment",
     "compare_recipe": "experiment",
+    "search_recipe": "search",
+    "suggest_recipe": "suggest",
     # what can go wrong
     "InputError": "errors",
     "RunError": "errors",
