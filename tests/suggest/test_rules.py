@@ -296,8 +296,9 @@ def test_constraints_begin_above_a_stuck_layer_and_all_that_waits_below_it(below
     assert moved is not None
     assert moved.first_layer == 3
     assert moved.settings == propose(pilot, first_layer=3).settings
-    assert moved.reasons[0].about == "first_layer"
-    assert "only grew" in moved.reasons[0].text
+    (change,) = moved.changes
+    assert change.about == "first_layer"
+    assert "only grew" in change.text
 
 
 def test_alpha_is_halved_where_higher_layers_are_stuck_or_too_few_would_be_left_or_training_diverged() -> None:
@@ -312,8 +313,14 @@ def test_alpha_is_halved_where_higher_layers_are_stuck_or_too_few_would_be_left_
         assert (halved.first_layer, halved.alpha) == (1, two_digits_down(first.alpha / 2))
         assert halved.dual_lr == proposed_dual_lr(halved.alpha, pilot.dual_steps)
         assert halved.resilience == proposed_resilience(halved.alpha)
-        assert [reason.about for reason in halved.reasons].count("dual_lr") == 1
-        assert f"halved to {halved.alpha:g}" in halved.reasons[0].text
+        assert halved.reasons == propose(pilot, first_layer=1, alpha=halved.alpha).reasons
+        assert f"alpha: {halved.alpha:g} asks for" in about(halved, "alpha")
+        assert f"at {first.alpha:g}" in halved.changes[0].text
+        assert f"halved to {halved.alpha:g}" in halved.changes[0].text
+        again = revise(halved, pilot, outcome)  # type: ignore[arg-type]
+        assert again is not None
+        assert again.changes[:1] == halved.changes
+        assert len(again.changes) == 2
 
 
 def test_nothing_is_revised_where_nothing_is_stuck_or_nothing_is_left() -> None:

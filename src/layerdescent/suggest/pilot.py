@@ -115,12 +115,13 @@ def suggest_recipe(
         constant_loss=float(pilot.profile.constant_losses.mean()),
         dual_steps=plan.dual_steps(plan.total),
     )
-    proposal = propose(measured, mean_pooling=_could_pool(plain))
+    mean_pooling = _could_pool(plain)
+    proposal = propose(measured, mean_pooling=mean_pooling)
     checks: list[dict[str, Any]] = []
     while check and proposal.alpha is not None:
         say(f"check {len(checks) + 1}: {plan.steps} steps with {_in_words(proposal.settings)}")
         checks.append(_check(plan, proposal, pilot, data, tokenizer, progress, plain.metric))
-        revised = revise(proposal, measured, checks[-1]["states"])
+        revised = revise(proposal, measured, checks[-1]["states"], mean_pooling=mean_pooling)
         if revised is None or len(checks) > RETRIES:
             break
         proposal = revised
@@ -402,6 +403,7 @@ def _results(
         "proposal": proposal.settings or None,
         "alpha_max": proposal.alpha_max,
         "reasons": [asdict(reason) for reason in proposal.reasons],
+        "changes": [asdict(change) for change in proposal.changes],
         "checks": list(checks),
         "states": None if last is None else last["states"],
         "cost": None if last is None else last.get("cost"),
@@ -429,7 +431,8 @@ def _suggested_recipe(recipe: Recipe, arm: str | None, results: Mapping[str, Any
         own["grid"] = None
     arms[target] = own | results["proposal"]
     head = [f"Written by {results['command'] or 'layerdescent suggest'}, on clean validation data; arm {target}:"]
-    head += [f"{reason['about']}: {reason['text']} [{reason['mark']}]" for reason in results["reasons"]]
+    told = (*results["reasons"], *results["changes"])
+    head += [f"{reason['about']}: {reason['text']} [{reason['mark']}]" for reason in told]
     content = recipe.model_copy(update={"arms": arms}).to_dict()
     return "".join(f"# {line}\n" for line in head) + write_yaml(content)
 

@@ -109,6 +109,7 @@ class Proposal:
         resilience: rho, the price of slack.
         alpha_max: the largest alpha that the pilot's losses allow; necessary, not sufficient.
         reasons: one or more for each setting.
+        changes: what checks changed of what the pilot alone suggested, in order, with the reason.
     """
 
     first_layer: int
@@ -117,6 +118,7 @@ class Proposal:
     resilience: float | None
     alpha_max: float
     reasons: tuple[Reason, ...]
+    changes: tuple[Reason, ...] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -203,7 +205,12 @@ def two_digits_down(value: float) -> float:
 
 
 def propose(
-    measured: Measured, *, first_layer: int | None = None, tightness: float = TIGHTNESS, mean_pooling: bool = False
+    measured: Measured,
+    *,
+    first_layer: int | None = None,
+    alpha: float | None = None,
+    tightness: float = TIGHTNESS,
+    mean_pooling: bool = False,
 ) -> Proposal:
     """Settings for a descent arm out of a pilot's numbers.
 
@@ -217,6 +224,7 @@ def propose(
     Args:
         measured: what the pilot measured.
         first_layer: the first constrained layer, where it is decided already.
+        alpha: the same.
         tightness: share of the log descent to ask for, in (0, 1].
         mean_pooling: whether the recipe could read the mean over positions instead, so that it may be recommended.
 
@@ -235,43 +243,37 @@ def propose(
     L = measured.num_layers
     if not 0 < tightness <= 1:
         raise InputError(f"tightness is {tightness:g}: give a number above 0, at most 1")
-    relative = measured.relative_spreads
-    if first_layer is None:
-        first = readable_from(relative)
-        reasons = _first_layer_reasons(relative, first, mean_pooling)
-    elif 1 <= first_layer <= L:
-        first, reasons = first_layer, []
-    else:
+    if first_layer is not None and not 1 <= first_layer <= L:
         raise InputError(f"first_layer is {first_layer}: the model has layers 1 to {L}")
+    lowest = readable_from(measured.relative_spreads)
+    reasons = _first_layer_reasons(measured.relative_spreads, lowest, mean_pooling)
+    first = lowest if first_layer is None else first_layer
 
-    n, last = L - first + 1, measured.layer_losses[-1]
-    below = measured.layer_losses[first - 1]
+    n, last, below = L - first + 1, measured.layer_losses[-1], measured.layer_losses[first - 1]
     start = min(below, measured.constant_loss)
     ratio = max(last / start, 1e-9) if start > 0 else math.inf
     limit = largest_alpha(ratio, n)
     what = f"F_{first - 1}" if below <= measured.constant_loss else "a constant prediction"
     reached = f"the pilot's layer {L} reaches {last:.4g} from {start:.4g} ({what})"
+    layers = f"{n} layer{'s' if n > 1 else ''}"
     if ratio > 1 - LEAST_DESCENT or limit < LEAST_ALPHA:
-        reasons.append(
-            Reason(
-                "alpha",
-                "C",
-                f"{reached}: too little to tell what {n} layer{'s' if n > 1 else ''} could share; nothing is proposed",
-            )
-        )
+        text = f"{reached}: too little to tell what {layers} could share; nothing is proposed"
         return Proposal(
-            first_layer=first, alpha=None, dual_lr=None, resilience=None, alpha_max=limit, reasons=tuple(reasons)
+            first_layer=first,
+            alpha=None,
+            dual_lr=None,
+            resilience=None,
+            alpha_max=limit,
+            reasons=(*reasons, Reason("alpha", "C", text)),
         )
-    alpha = max(LEAST_ALPHA, two_digits_down(min(1 - ratio ** (tightness / n), limit)))
-    share = math.log1p(-alpha) * n / math.log(ratio)
-    reasons.append(
-        Reason(
-            "alpha",
-            "D",
-            f"{reached}: over {n} layer{'s' if n > 1 else ''} no alpha above {limit:.3g} could be met there; "
-            "below it may still fail, and longer training may allow more",
-        )
+    if alpha is None:
+        alpha = max(LEAST_ALPHA, two_digits_down(min(1 - ratio ** (tightness / n), limit)))
+    text = (
+        f"{reached}: over {layers} no alpha above {limit:.3g} could be met there; below it may still fail, and longer "
+        "training may allow more"
     )
+    reasons.append(Reason("alpha", "D", text))
+    share = math.log1p(-alpha) * n / math.log(ratio)
     reasons.append(Reason("alpha", "C", f"{alpha:g} asks for {100 * share:.0f} % of that descent, in logarithms"))
     floors = loss_floors(DescentConstraints(num_layers=L, alpha=alpha, first_layer=first), last)
     good = [layer for layer in range(first, L) if measured.layer_losses[layer] < floors[layer - first + 1]]
@@ -281,11 +283,13 @@ def propose(
             "alpha down to what the pilot reached: the last layer must get better, or these get worse"
         )
         reasons.append(Reason("alpha", "D", text))
-    return _with_dual_settings(
-        Proposal(
-            first_layer=first, alpha=alpha, dual_lr=None, resilience=None, alpha_max=limit, reasons=tuple(reasons)
-        ),
-        measured.dual_steps,
+    return Proposal(
+        first_layer=first,
+        alpha=alpha,
+        dual_lr=proposed_dual_lr(alpha, measured.dual_steps),
+        resilience=proposed_resilience(alpha),
+        alpha_max=limit,
+        reasons=(*reasons, *_dual_reasons(alpha, measured.dual_steps)),
     )
 
 
@@ -303,8 +307,8 @@ def _first_layer_reasons(relative: Sequence[float], first: int, mean_pooling: bo
         ]
     varies = ", ".join(f"{100 * each:.2g}" for each in relative[1:first])
     text = (
-        f"at {layers_in_words(range(1, first))} what the head reads varies between inputs by only {varies} % of what "
-        f"it does at layer {L}, not by {least} up to layer {first - 1}: one head that serves layer {L} cannot read them"
+        f"at {layers_in_words(range(1, first))} what the head reads varies between inputs by {varies} % of what it "
+        f"does at layer {L}; for one head to read layer {L} and the others, each of them needs {least}"
     )
     reasons = [Reason("first_layer", "C", text)]
     if relative[0] < 1e-3:
@@ -321,29 +325,21 @@ def _first_layer_reasons(relative: Sequence[float], first: int, mean_pooling: bo
     return reasons
 
 
-def _with_dual_settings(proposal: Proposal, dual_steps: int) -> Proposal:
-    """The proposal with the dual settings that belong to its alpha, and their reasons."""
-    assert proposal.alpha is not None
-    alpha = proposal.alpha
-    eta, rho = proposed_dual_lr(alpha, dual_steps), proposed_resilience(alpha)
+def _dual_reasons(alpha: float, dual_steps: int) -> list[Reason]:
     exact, (low, high) = FLAT_MULTIPLIER / (alpha * dual_steps), DUAL_LR_RANGE
-    clipped = "" if low <= exact <= high else f" ({exact:.2g} would, clipped to [{low:g}, {high:g}])"
-    reasons = [
-        *(reason for reason in proposal.reasons if reason.about not in ("dual_lr", "resilience")),
-        Reason(
-            "dual_lr",
-            "C",
-            f"over {dual_steps} dual steps a layer that does nothing gets a multiplier of about "
-            f"{FLAT_MULTIPLIER:g}{clipped}: enough to outweigh the last layer's loss, little enough to come back",
-        ),
-        Reason(
-            "resilience",
-            "C",
-            f"no such layer's multiplier passes {FLAT_MULTIPLIER:g}, and up to a multiplier of "
-            f"{rho * alpha / 5:.2g} the slack stays within the tolerance alpha/5",
-        ),
-    ]
-    return replace(proposal, dual_lr=eta, resilience=rho, reasons=tuple(reasons))
+    formula = f"{FLAT_MULTIPLIER:g} / (alpha T) with T = {dual_steps} dual steps"
+    if low <= exact <= high:
+        eta = (
+            f"{formula}: a layer that does nothing gets a multiplier of about {FLAT_MULTIPLIER:g}, enough to outweigh "
+            "the last layer's loss and little enough to come back"
+        )
+    else:
+        eta = f"{formula} would be {exact:.2g}, clipped to [{low:g}, {high:g}]"
+    rho = (
+        f"{FLAT_MULTIPLIER:g} / alpha: that multiplier never passes {FLAT_MULTIPLIER:g}, and while one is at most 1 "
+        "the slack it buys stays within the tolerance alpha/5"
+    )
+    return [Reason("dual_lr", "C", eta), Reason("resilience", "C", rho)]
 
 
 def judge(
@@ -405,7 +401,12 @@ def _state(now: float, before: float, tolerance: float, step: float, tested: boo
 
 
 def revise(
-    proposal: Proposal, measured: Measured, states: Mapping[int, State], *, tightness: float = TIGHTNESS
+    proposal: Proposal,
+    measured: Measured,
+    states: Mapping[int, State],
+    *,
+    tightness: float = TIGHTNESS,
+    mean_pooling: bool = False,
 ) -> Proposal | None:
     """A proposal that asks for less, after a check in which some constraints were stuck.
 
@@ -417,9 +418,10 @@ def revise(
         measured: what the pilot measured.
         states: layer -> what its constraint came to, as `judge` says; empty where the check diverged.
         tightness: as in `propose`.
+        mean_pooling: as in `propose`.
 
     Returns:
-        The next proposal, with the reason for the change first; None where nothing is stuck or nothing is left to try.
+        The next proposal, with the change among its `changes`; None where nothing is stuck or nothing is left to try.
     """
     assert proposal.alpha is not None
     stuck = [layer for layer, state in states.items() if state == "stuck"]
@@ -428,18 +430,17 @@ def revise(
     L, first = measured.num_layers, proposal.first_layer
     above = max(stuck, default=L) + 1
     if L - above + 1 >= 2 and all(states[layer] in ("stuck", "waiting") for layer in range(first, above)):
-        moved = propose(measured, first_layer=above, tightness=tightness)
+        moved = propose(measured, first_layer=above, tightness=tightness, mean_pooling=mean_pooling)
         if moved.alpha is not None:
             text = (
                 f"in the check the multipliers of {layers_in_words(stuck)} only grew and the loss there did not move, "
                 f"so the constraints begin at layer {above}"
             )
-            kept = [reason for reason in proposal.reasons if reason.about == "first_layer"]
-            return replace(moved, reasons=(Reason("first_layer", "C", text), *kept, *moved.reasons))
+            return replace(moved, changes=(*proposal.changes, Reason("first_layer", "C", text)))
     half = two_digits_down(proposal.alpha / 2)
     if half < LEAST_ALPHA:
         return None
     why = f"the multipliers of {layers_in_words(stuck)} only grew" if stuck else "the loss stopped being a number"
     text = f"in the check at {proposal.alpha:g} {why}, so alpha is halved to {half:g}"
-    reasons = (Reason("alpha", "C", text), *proposal.reasons)
-    return _with_dual_settings(replace(proposal, alpha=half, reasons=reasons), measured.dual_steps)
+    halved = propose(measured, first_layer=first, alpha=half, mean_pooling=mean_pooling)
+    return replace(halved, changes=(*proposal.changes, Reason("alpha", "C", text)))

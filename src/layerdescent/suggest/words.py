@@ -19,14 +19,19 @@ def suggestion_text(results: Mapping[str, Any]) -> str:
     """
     steps, proposal = results["steps"], results["proposal"]
     settings = "\n".join(f"  {name:<12} {value:g}" for name, value in proposal.items())
-    reasons = "\n".join(f"* {reason['about']}: {reason['text']} [{reason['mark']}]" for reason in results["reasons"])
+    told = {"reasons ([D] derived, [C] our choice)": results["reasons"], "changed by the check": results["changes"]}
+    parts = [
+        f"{title}:\n" + "\n".join(f"* {each['about']}: {each['text']} [{each['mark']}]" for each in listed)
+        for title, listed in told.items()
+        if listed
+    ]
     return "\n\n".join(
         [
             layer_table(results),
             f"pilot of {steps['pilot']} steps (the recipe has {steps['recipe']}), seed {results['seed']}, "
             f"{results['rows']['validation']} validation rows",
             f"proposal for arm {results['arm']}:\n{settings}",
-            f"reasons ([D] derived, [C] our choice):\n{reasons}",
+            *parts,
             "expected cost:\n" + "\n".join(f"* {sentence}" for sentence in cost_sentences(results)),
         ]
     )
