@@ -229,7 +229,7 @@ def suggest(
 
 
 @app.command(
-    epilog="Example: layerdescent profile runs/demo/runs/descent-seed0/model --data recipe:demo --first-layer 5"
+    epilog="Example: layerdescent profile runs/demo/runs/descent-seed0/model --data recipe:demo --alpha 0.015"
 )
 def profile(
     ctx: typer.Context,
