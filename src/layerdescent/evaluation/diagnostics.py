@@ -267,7 +267,7 @@ def _inflated(samples: Array, constant: Array, erm: Array | None) -> Flag | None
     return Flag(
         "inflated",
         layers,
-        f"{layers_in_words(layers)} lose more than {against} does: layer {worst} by {excess[worst]:.3g} "
+        f"{layers_in_words(layers)} lose{"s" * (len(layers) == 1)} more than {against} does: layer {worst} by {excess[worst]:.3g} "
         f"(F_{worst} = {means[worst]:.3g}; constant prediction {constant.mean():.3g})",
     )
 
