@@ -264,10 +264,11 @@ def _inflated(samples: Array, constant: Array, erm: Array | None) -> Flag | None
         return None
     worst = max(layers, key=lambda layer: excess[layer])
     against = "a constant prediction or the ERM twin" if erm is not None else "a constant prediction"
+    lose = "loses" if len(layers) == 1 else "lose"
     return Flag(
         "inflated",
         layers,
-        f"{layers_in_words(layers)} lose{"s" * (len(layers) == 1)} more than {against} does: layer {worst} by {excess[worst]:.3g} "
+        f"{layers_in_words(layers)} {lose} more than {against} does: layer {worst} by {excess[worst]:.3g} "
         f"(F_{worst} = {means[worst]:.3g}; constant prediction {constant.mean():.3g})",
     )
 
