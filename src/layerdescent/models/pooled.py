@@ -16,10 +16,11 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 class MeanPooledConfig(PreTrainedConfig):
     """The configuration of a `MeanPooledForSequenceClassification`: that of its encoder, and the labels.
 
-    Args:
+    Besides what every configuration takes, `num_labels` and `problem_type` among it:
+
+    Attributes:
         backbone_config: the encoder's configuration, or its dict.
         classifier_dropout: dropout before and inside the head.
-        kwargs: what every configuration has, `num_labels` and `problem_type` among it.
     """
 
     model_type = "mean-pooled-classifier"
