@@ -206,7 +206,7 @@ def test_several_mistakes_are_counted() -> None:
         ("arms.new={objective: noise}", False, False),
         ("frontier.checkpoints=4", False, False),
         ("arms.descent.alpha=0.15", False, True),
-        ("train.learning_rate=1e-4", True, True),
+        ("train.learning_rate=3e-4", True, True),
         ("data.max_length=81", True, True),
         ("model.revision=main", True, True),
     ],
@@ -222,7 +222,7 @@ def test_fingerprints_do_not_depend_on_how_a_value_is_written() -> None:
     fingerprint = demo.arm_fingerprint("erm")
     for override in (
         "train.num_train_epochs=2.0",
-        "train.learning_rate=0.00005",
+        "train.learning_rate=0.0001",
         "data.rows.train=1600",
         "arms.erm.weight_decay=0.01",
     ):
@@ -234,9 +234,9 @@ def test_fingerprints_do_not_depend_on_how_a_value_is_written() -> None:
 
 
 def test_an_arm_overrides_what_is_shared() -> None:
-    recipe = load_recipe("demo", ["arms.descent.learning_rate=1e-3"])
+    demo, recipe = load_recipe("demo"), load_recipe("demo", ["arms.descent.learning_rate=1e-3"])
     assert recipe.arm_settings("descent")["learning_rate"] == 1e-3
-    assert recipe.arm_settings("erm")["learning_rate"] == 5e-5
+    assert recipe.arm_settings("erm")["learning_rate"] == demo.train["learning_rate"] != 1e-3
 
 
 def test_recipes_are_light() -> None:

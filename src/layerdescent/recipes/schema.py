@@ -308,11 +308,13 @@ class Recipe(_Section):
             raise ValueError(f"the baseline {self.baseline!r} is not among the arms ({', '.join(self.arms)})")
         if (self.data.task == "regression") != (self.metric == "rmse"):
             raise ValueError(f"metric {self.metric} does not fit data.task {self.data.task}")
-        for arm in (self.baseline, *self.search.arms) if self.search else ():
+        for arm in self.search.arms if self.search else ():
             if arm not in self.arms:
                 raise ValueError(f"search.arms: no arm is called {arm!r}; there are {', '.join(self.arms)}")
-            if self.search and arm not in self.search.arms:
-                raise ValueError(f"search.arms lacks the baseline {arm!r}: prices are measured against its best trial")
+        if self.search and self.baseline not in self.search.arms:
+            raise ValueError(
+                f"search.arms lacks the baseline {self.baseline!r}: prices are measured against its best trial"
+            )
         return self
 
     def to_dict(self) -> dict[str, Any]:
