@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,10 +169,16 @@ def test_a_trial_that_another_process_has_is_skipped_and_waited_for(
     recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock is let go when everything else is done, without a record: the other process was killed."""
-    recipe, order = with_search(recipe_file, seeds=[0]), []
+    recipe, order = with_search(recipe_file, seeds=[0], keep_models=False), []
     locked = tmp_path / "runs" / "erm@learning_rate=0.001-seed0"
-    locked.mkdir(parents=True)
+    half_saved = locked / "model" / "config.json"
+    half_saved.parent.mkdir(parents=True)
+    half_saved.touch()
     lock = FileLock(locked / "lock")
+
+    def killed(_: float) -> None:
+        assert half_saved.exists()
+        lock.release()
 
     def noted(run: Run, *args: Any, **kwargs: Any) -> bool:
         trained = train_unless_locked(run, *args, **kwargs)
@@ -179,22 +186,41 @@ def test_a_trial_that_another_process_has_is_skipped_and_waited_for(
         return trained
 
     monkeypatch.setattr(trials, "train_unless_locked", noted)
-    monkeypatch.setattr(time, "sleep", lambda _: lock.release())
+    monkeypatch.setattr(time, "sleep", killed)
     lock.acquire()
     search_recipe(recipe, tmp_path, progress=False)
     assert order[0] == order[4] == (locked.name, False)
     assert order[-1] == (locked.name, True)
     assert len(order) == 6
+    assert not half_saved.parent.exists()
 
 
 def test_a_worker_that_fails_is_told_in_one_line(
     recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = "import sys; sys.stdin.read(); sys.stderr.write('noise\\nno space left\\n'); sys.exit({})"
+    work = "import sys; sys.stdin.readline(); sys.stderr.write('noise\\nno space left\\n'); sys.exit({})"
     for code, kind in ((1, RunError), (trials._WRONG_INPUT, InputError)):
         monkeypatch.setattr(trials, "_WORKER", work.format(code))
         with pytest.raises(kind, match=r"^no space left$"):
             search_recipe(with_search(recipe_file), tmp_path, jobs=2, progress=False)
+    killed = (
+        "import os, sys; sys.stdin.readline(); sys.stderr.write('noise'); sys.stderr.flush(); os.kill(os.getpid(), 9)"
+    )
+    monkeypatch.setattr(trials, "_WORKER", killed)
+    with pytest.raises(RunError, match=r"^a worker was ended by signal 9: .*fewer --jobs"):
+        search_recipe(with_search(recipe_file), tmp_path, jobs=2, progress=False)
+
+
+def test_a_worker_ends_when_its_parent_is_gone(recipe_file: Path, tmp_path: Path) -> None:
+    endless = load_recipe(str(recipe_file), ["train.num_train_epochs=100000"])
+    task = json.dumps({"recipe": endless.to_dict(), "folder": str(tmp_path), "say": True})
+    with subprocess.Popen(
+        [sys.executable, "-c", trials._WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        print(task, file=worker.stdin, flush=True)
+        assert "] training " in worker.stdout.readline()
+    assert worker.returncode == 1
 
 
 def test_workers_end_with_their_parent(recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +232,9 @@ def test_workers_end_with_their_parent(recipe_file: Path, tmp_path: Path, monkey
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Noted)
-    script = "import sys, os, time; sys.stdin.read(); os.mkdir(r'{0}') if not os.path.isdir(r'{0}') else sys.exit(1)"
+    script = (
+        "import sys, os, time; sys.stdin.readline(); os.mkdir(r'{0}') if not os.path.isdir(r'{0}') else sys.exit(1)"
+    )
     monkeypatch.setattr(trials, "_WORKER", script.format(tmp_path / "first") + "; time.sleep(60)")
     with pytest.raises(RunError):
         search_recipe(with_search(recipe_file), tmp_path / "runs", jobs=2, progress=False)
@@ -225,6 +253,7 @@ def test_a_diverging_trial_counts_and_is_never_chosen(
     def diverges(run: Run, *args: Any, **kwargs: Any) -> bool:
         calls.append(run.name)
         if "alpha=0.2" in run.name:
+            run.checkpoints.mkdir(parents=True)
             raise NonFiniteLossError("the loss of layer 2 is nan")
         return train_unless_locked(run, *args, **kwargs)
 
@@ -235,6 +264,7 @@ def test_a_diverging_trial_counts_and_is_never_chosen(
         assert results["trials"][-1]["failed"] == "the loss of layer 2 is nan"
         assert results["choices"][1]["settings"] == {"alpha": 0.01}
         assert "(1 failed)" in results["choices"][1]["reason"]
+        assert not list(tmp_path.glob("runs/*/checkpoints"))
     assert len(calls) == len(set(calls)) == 4
 
     monkeypatch.setattr(trials, "_finished", lambda run: True)

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -168,7 +169,8 @@ def _train_all(
                 trained += train_unless_locked(run, data, tokenizer, progress=bars, starting=starting)
             except NonFiniteLossError as error:  # it would end so again: it counts as a trial, and is never chosen
                 write_json(_failure(run), {"error": str(error)})
-            if not keep_models:
+                shutil.rmtree(run.checkpoints, ignore_errors=True)
+            if not keep_models and _finished(run):  # else another process is at it, and may be saving the model
                 shutil.rmtree(run.model, ignore_errors=True)
         if not trained:
             time.sleep(_PATIENCE)
@@ -185,34 +187,36 @@ def _train_side_by_side(recipe: Recipe, folder: Path, jobs: int, say: bool) -> N
         for _ in range(jobs):
             # Not a pipe, which could fill up while nobody reads.
             said = stack.enter_context(tempfile.TemporaryFile("w+"))
-            worker = subprocess.Popen(
-                [sys.executable, "-c", _WORKER], stdin=subprocess.PIPE, stderr=said, text=True, env=environment
+            worker = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", _WORKER], stdin=subprocess.PIPE, stderr=said, text=True, env=environment
+                )
             )
-            stack.callback(_end, worker)
+            stack.callback(worker.terminate)  # nothing happens where it has ended
             workers.append((worker, said))
-            assert worker.stdin is not None
-            with worker.stdin:
-                worker.stdin.write(task)
+            print(task, file=worker.stdin, flush=True)  # left open: it closes when this process ends, however it ends
         while running := [worker for worker, _ in workers if worker.poll() is None]:
             if any(worker.returncode for worker, _ in workers):
                 break
             with suppress(subprocess.TimeoutExpired):
                 running[0].wait(timeout=0.5)
         for worker, said in workers:
-            if worker.returncode:
+            code = worker.returncode or 0  # None while it runs
+            if code < 0:
+                raise RunError(
+                    f"a worker was ended by signal {-code}: the same command goes on from there; if memory was short "
+                    "(signal 9), give fewer --jobs"
+                )
+            if code:
                 said.seek(0)
-                last = (said.read().strip().splitlines() or [f"a worker ended with code {worker.returncode}"])[-1]
-                raise InputError(last) if worker.returncode == _WRONG_INPUT else RunError(last)
-
-
-def _end(worker: "subprocess.Popen[str]") -> None:
-    worker.terminate()  # nothing happens where it has ended
-    worker.wait()
+                last = (said.read().strip().splitlines() or [f"a worker ended with code {code}"])[-1]
+                raise InputError(last) if code == _WRONG_INPUT else RunError(last)
 
 
 def _work() -> None:
     """One worker: reads its task from standard input; its last words go to standard error."""
-    task = json.load(sys.stdin)
+    task = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     recipe, folder = Recipe.model_validate(task["recipe"]), Path(task["folder"])
     runs = _trials(recipe, folder)
     assert recipe.search is not None
@@ -222,6 +226,11 @@ def _work() -> None:
     except (InputError, RunError) as error:
         sys.stderr.write("\n" + " ".join(str(error).split()) + "\n")
         raise SystemExit(_WRONG_INPUT if isinstance(error, InputError) else 1) from None
+
+
+def _end_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)  # nothing comes any more but the end
+    os._exit(1)
 
 
 # Results -------------------------------------------------------------------------------------------------------------
