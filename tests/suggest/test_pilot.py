@@ -121,6 +121,18 @@ def test_nothing_finished_is_done_again(
     assert {**again, "command": "a test"} == results
 
 
+def test_the_pilot_logs_whatever_the_recipe_says_and_is_made_again_where_its_numbers_are_lost(
+    suggested: tuple[dict[str, Any], Path], recipe_file: Path, tmp_path: Path
+) -> None:
+    recipe = load_recipe(str(recipe_file), [*TRAIN, "train.logging_strategy=no"])
+    for lost in ("nothing", "measured.json", "profile.safetensors"):
+        for file in tmp_path.glob(f"runs/pilot@*/{lost}"):
+            file.unlink()
+        results = suggest_recipe(recipe, tmp_path, steps=STEPS, progress=False)
+        assert results["proposal"] == suggested[0]["proposal"]
+        assert results["checks"][-1]["multipliers"] == suggested[0]["checks"][-1]["multipliers"]
+
+
 def test_times_of_two_processes_are_not_called_a_comparison(
     suggested: tuple[dict[str, Any], Path], recipe_file: Path
 ) -> None:

@@ -103,7 +103,10 @@ def suggest_recipe(
     claim_folder(folder, plain)
     data, tokenizer = load_data(plain, folder, progress, _PARTS)
     plan = _Plan.of(plain, arm or plain.baseline, folder, len(data.train), steps)
-    say = _say if progress else _quiet
+
+    def say(message: str) -> None:
+        if progress:
+            tqdm.write(message)
 
     pilot_run = plan.pilot()
     check_settings([pilot_run])
@@ -120,7 +123,7 @@ def suggest_recipe(
     checks: list[dict[str, Any]] = []
     while check and proposal.alpha is not None:
         say(f"check {len(checks) + 1}: {plan.steps} steps with {_in_words(proposal.settings)}")
-        checks.append(_check(plan, proposal, pilot, data, tokenizer, progress, plain.metric))
+        checks.append(_check(plan, proposal, pilot, data, tokenizer, progress))
         revised = revise(proposal, measured, checks[-1]["states"], mean_pooling=mean_pooling)
         if revised is None or len(checks) > RETRIES:
             break
@@ -184,6 +187,7 @@ class _Plan:
             "eval_strategy": "no",
             "save_strategy": "steps",
             "save_steps": math.ceil(self.steps / 2),
+            "logging_strategy": "steps",
             "logging_steps": max(1, self.steps // 20),
         }
         for field in ("warmup_steps", "dual_warmup_steps"):
@@ -235,7 +239,9 @@ class _Trained:
 def _measure(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, progress: bool) -> _Trained:
     """Train a run and measure it on the validation rows; what is there already is read."""
     profile, measured = run.folder / "profile.safetensors", run.folder / "measured.json"
-    if not measured.is_file():
+    if not (profile.is_file() and measured.is_file()):
+        if not run.model.is_dir():
+            run.record.unlink(missing_ok=True)  # measured once, and its weights are gone
         train_run(run, data, tokenizer, progress=progress)
         model, size = load_model(run.model), run.recipe.evaluation.batch_size
         descent_profile(
@@ -287,7 +293,6 @@ def _check(
     data: PreparedText,
     tokenizer: PreTrainedTokenizerBase,
     progress: bool,
-    metric: str,
 ) -> dict[str, Any]:
     """Train under a proposal; what it came to. Without states where a loss stopped being a number."""
     run = plan.check(proposal)
@@ -299,12 +304,13 @@ def _check(
         "failed": None,
     }
     failure = run.folder / "failed.json"
+    if failure.is_file():
+        return {**told, "failed": read_json(failure)["error"]}
     try:
-        if failure.is_file():
-            raise NonFiniteLossError(read_json(failure)["error"])
         trained = _measure(run, data, tokenizer, progress)
     except NonFiniteLossError as error:
         write_json(failure, {"error": str(error)})
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
         return {**told, "failed": str(error)}
     constraints, history = trained.profile.constraints, trained.record["history"]
     states = judge(constraints, pilot.losses, trained.losses, history["multipliers"], history["weights"])
@@ -318,7 +324,7 @@ def _check(
         "multipliers": history["multipliers"][-1],
         "weights": history["weights"][-1],
         "spreads": list(trained.spreads),
-        "cost": _cost(pilot, trained, metric, plan),
+        "cost": _cost(pilot, trained, plan),
     }
 
 
@@ -328,9 +334,9 @@ def _value(trained: _Trained) -> float:
     return math.sqrt(trained.losses[-1]) if accuracies is None else float(accuracies[-1])
 
 
-def _cost(pilot: _Trained, check: _Trained, metric: str, plan: _Plan) -> dict[str, Any]:
+def _cost(pilot: _Trained, check: _Trained, plan: _Plan) -> dict[str, Any]:
     """What the constraints cost in this check, against the pilot: same rows, seed and steps."""
-    value, against = _value(check), _value(pilot)
+    metric, value, against = plan.recipe.metric, _value(check), _value(pilot)
     loss = paired_difference(check.profile.layer_losses[:, -1], pilot.profile.layer_losses[:, -1])
     hits = (check.profile.correct, pilot.profile.correct)
     right = None if hits[0] is None or hits[1] is None else paired_difference(hits[0][:, -1], hits[1][:, -1])
@@ -375,8 +381,7 @@ def _results(
     command: str | None,
 ) -> dict[str, Any]:
     profile = pilot.profile
-    # A proposal that the last check refuted, with no retry left, has been checked too.
-    last = checks[-1] if checks and checks[-1]["settings"] == proposal.settings else None
+    last = checks[-1] if checks else None  # under the proposal itself, refuted or not
     return {
         "experiment": recipe.name,
         "title": recipe.title,
@@ -439,11 +444,3 @@ def _suggested_recipe(recipe: Recipe, arm: str | None, results: Mapping[str, Any
 
 def _in_words(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in settings.items())
-
-
-def _say(message: str) -> None:
-    tqdm.write(message)
-
-
-def _quiet(message: str) -> None:
-    del message

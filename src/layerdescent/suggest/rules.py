@@ -355,7 +355,7 @@ def judge(
         moving    not met, but its relative violation is lower than the pilot's by at least `MOVED_SHARE` of its alpha
         stuck     neither, though over the last half of the check its multiplier rose from entry to entry and the loss
                   of its layer had a mean weight of at least `PUSHED_WEIGHT`
-        waiting   none of these: nothing pushed it yet                                                               [C]
+        waiting   none of these: nothing pushed it yet, or not all the time                                          [C]
 
     A layer's weight is lambda_l - (1 - alpha) lambda_{l+1}: while the layers above it are unmet too, next to nothing is
     left of it, and the chain is taken up from its top. So in a short check low layers wait, which says nothing against

@@ -65,8 +65,6 @@ def cost_sentences(results: Mapping[str, Any]) -> list[str]:
     check, steps = results["checks"][-1], results["steps"]["pilot"]
     if check["failed"] is not None:
         return [f"not measured: {check['failed']}"]
-    if results["cost"] is None:
-        return ["not measured: the last proposal was not checked any more"]
     return [_time(results["cost"]), *_prices(results["cost"], steps), *_constraints(check["states"])]
 
 
@@ -107,7 +105,7 @@ def _constraints(states: Mapping[int, str]) -> list[str]:
         "met": "met at",
         "moving": "not met yet, but moving, at",
         "stuck": "stuck, with multipliers that only grow, at",
-        "waiting": "not met, and not pushed yet by so short a training, at",
+        "waiting": "not met, in a training too short to push them hard, at",
     }
     parts = []
     for state, words in told.items():
