@@ -88,10 +88,9 @@ def _deberta_head(model: Model, rows: Tensor) -> Tensor:
 def _mean_rows(model: Model, hidden: Tensor, batch: Mapping[str, Any] | None) -> Tensor:
     if batch is None:
         raise InputError(f"the head of {type(model).__name__} reads all positions: give the readout the batch too")
-    mask = batch.get("attention_mask")
-    if mask is None:
-        return hidden.mean(dim=1)
-    return (hidden * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+    from layerdescent.models.pooled import mean_over_positions  # brings transformers, as does whoever has such a model
+
+    return mean_over_positions(hidden, batch.get("attention_mask"))
 
 
 def _modernbert_rows(model: Model, hidden: Tensor, batch: Mapping[str, Any] | None) -> Tensor:
