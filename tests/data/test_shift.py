@@ -150,6 +150,7 @@ def test_a_source_without_parts_is_read_whole(
     ("start", "fields", "message"),
     [
         (0, {}, r"evaluation\.shift\.other: all texts of .* are among the training rows"),
+        (10, {"rows": 1}, r"evaluation\.shift\.other comes to one row.*give two or more"),
         (10, {"rows": 9}, r"evaluation\.shift\.other\.rows asks for 9 rows, and 8 are there \(2 more"),
         (100, {"label_names": ["a", "b", "c"]}, r"its classes are a, b, c, and the model's are bad, good"),
         (100, {"max_length": 65}, "max_length is 65, and this model takes at most 64"),

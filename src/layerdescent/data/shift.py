@@ -83,7 +83,7 @@ def prepare_shift(
         The tokenised rows, their labels the model's ids, and what was done to them.
 
     Raises:
-        InputError: as `prepare`; also classes that the model does not have, or no row left.
+        InputError: as `prepare`; also classes that the model does not have, or fewer than two rows.
 
     Source: ours [C].
     """
@@ -119,6 +119,8 @@ def prepare_shift(
 
     keys = rows.keys()
     chosen = subsample(keys, bins(labels, data.task), len(fresh) if shift.rows is None else shift.rows, data.seed)
+    if len(chosen) < 2:
+        raise InputError(f"{where} comes to one row, on which no two models can be compared: give two or more")
     rows, labels, keys = rows.take(chosen), [labels[row] for row in chosen], [keys[row] for row in chosen]
     tokenised, truncated = encode(
         rows.texts, rows.pairs, labels, data.task, tokenizer, max_length, title=f"tokenise {name}", progress=progress
