@@ -90,7 +90,7 @@ def compare_recipe(
     extra = _frontier_runs(recipe, runs)
     check_settings([*runs, *extra])
     claim_folder(folder, recipe)
-    say = Stages(len(runs) + len(extra) + 2, show=progress)
+    say = _Stages(len(runs) + len(extra) + 2, show=progress)
 
     say("reading and tokenising the data")
     data, tokenizer = load_data(recipe, folder, progress)
@@ -194,14 +194,13 @@ def _rows_hash(rows: Dataset) -> str:
     return digest.hexdigest()
 
 
-class Stages:
+class _Stages:
     """Says which of how many stages begins."""
 
     def __init__(self, total: int, show: bool) -> None:
         self.total, self.show, self.count = total, show, 0
 
     def __call__(self, message: str) -> None:
-        """The next stage begins."""
         self.count += 1
         if self.show:
             tqdm.write(f"[{self.count}/{self.total}] {message}")

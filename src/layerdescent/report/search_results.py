@@ -54,9 +54,7 @@ class Choice(Part):
     arm: str
     settings: dict[str, Any] | None = None
     value: float | None = None
-    price: float | None = None
     reason: str
-    of: int
 
 
 class Search(Part):
@@ -81,11 +79,6 @@ class Search(Part):
     def arm_names(self) -> list[str]:
         """The arms in the order of the recipe."""
         return [choice.arm for choice in self.choices]
-
-    @property
-    def best(self) -> float | None:
-        """The baseline's best value, which prices are measured against."""
-        return next((choice.value for choice in self.choices if choice.arm == self.baseline), None)
 
     def candidates_of(self, arm: str) -> list[Candidate]:
         """The combinations of one arm, in the order of the recipe."""

@@ -340,7 +340,7 @@ def shift_sentences(results: Results) -> dict[str, str]:
 
 
 def shift_note(results: Results) -> str:
-    """The caption of the table of other data: seeds, rows left out, and how labels were matched."""
+    """The caption of the table of other data: seeds, precision, rows left out, and the trivial predictor."""
     seeds = len(results.seed_values)
     precision = ", forward passes in bfloat16" if results.bf16 else ""
     sentences = [f"{seeds} seed{'' if seeds == 1 else 's'}{precision}."]
