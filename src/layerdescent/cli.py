@@ -228,9 +228,7 @@ def suggest(
     )
 
 
-@app.command(
-    epilog="Example: layerdescent profile runs/demo/runs/descent-seed0/model --data recipe:demo --alpha 0.015"
-)
+@app.command(epilog="Example: layerdescent profile runs/demo/runs/descent-seed0/model --data recipe:demo --alpha 0.015")
 def profile(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="A checkpoint folder or hub name; trained by layerdescent or not.")],
