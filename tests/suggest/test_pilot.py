@@ -143,6 +143,8 @@ def test_times_of_two_processes_are_not_called_a_comparison(
     again = suggest_recipe(load_recipe(str(recipe_file), TRAIN), folder, steps=STEPS, progress=False)
     of_pilot.write_text(kept)
     assert "in one process" in cost_sentences(results)[0]
+    for ratio, words in ((0.5, "other work"), (1.1, "the whole training about")):
+        assert words in cost_sentences(results | {"cost": results["cost"] | {"step_time_ratio": ratio}})[0]
     assert "at different times" in cost_sentences(again)[0]
 
 

@@ -69,17 +69,16 @@ def cost_sentences(results: Mapping[str, Any]) -> list[str]:
 
 
 def _time(cost: Mapping[str, Any]) -> str:
-    if cost["step_time_ratio"] is None:
+    ratio = cost["step_time_ratio"]
+    if ratio is None:
         return "time: not measured"
     where = (
         "one after the other in one process" if cost["one_process"] else "at different times: run it anew to compare"
     )
-    if cost["step_time_ratio"] < QUICKER_THAN_PLAIN:
-        where += "; it cannot be quicker, so the machine had other work: no measure of the cost"
-    return (
-        f"time: a step takes {cost['step_time_ratio']:.2f} times as long as without constraints (medians, {where}); "
-        f"the whole training about {_duration(cost['training_seconds'])} here, without evaluation"
-    )
+    told = f"time: a step takes {ratio:.2f} times as long as without constraints (medians, {where})"
+    if ratio < QUICKER_THAN_PLAIN:
+        return f"{told}; it cannot be quicker, so the machine had other work, and this is no measure of the cost"
+    return f"{told}; the whole training about {_duration(cost['training_seconds'])} here, without evaluation"
 
 
 def _prices(cost: Mapping[str, Any], steps: int) -> list[str]:
