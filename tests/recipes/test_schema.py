@@ -221,10 +221,10 @@ def test_fingerprints_do_not_depend_on_how_a_value_is_written() -> None:
     demo = load_recipe("demo")
     fingerprint = demo.arm_fingerprint("erm")
     for override in (
-        "train.num_train_epochs=2.0",
-        "train.learning_rate=0.0001",
-        "data.rows.train=1600",
-        "arms.erm.weight_decay=0.01",
+        f"train.num_train_epochs={float(demo.train['num_train_epochs'])}",
+        f"train.learning_rate={demo.train['learning_rate']:.8f}",
+        f"data.rows.train={demo.data.rows.train}",
+        f"arms.erm.weight_decay={demo.train['weight_decay']}",
     ):
         assert load_recipe("demo", [override]).arm_fingerprint("erm") == fingerprint
     turned = Recipe.model_validate({**demo.to_dict(), "train": dict(reversed(demo.train.items()))})
