@@ -397,6 +397,17 @@ def _frontier(
 # Results -------------------------------------------------------------------------------------------------------------
 
 
+def results_header(recipe: Recipe, command: str | None) -> dict[str, Any]:
+    """What every results file begins with: which experiment, by which command, from which recipe, on which machine."""
+    return {
+        "experiment": recipe.name,
+        "title": recipe.title,
+        "command": command,
+        "recipe": recipe.to_dict(),
+        "environment": describe_environment(),
+    }
+
+
 def _results(
     recipe: Recipe,
     runs: Sequence[Run],
@@ -443,11 +454,7 @@ def _results(
             }
         )
     return {
-        "experiment": recipe.name,
-        "title": recipe.title,
-        "command": command,
-        "recipe": recipe.to_dict(),
-        "environment": describe_environment(),
+        **results_header(recipe, command),
         "metric": recipe.metric,
         "bf16": sweep.bf16,
         "baseline": recipe.baseline,

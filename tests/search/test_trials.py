@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from layerdescent.evaluation import descent_profile
 from layerdescent.recipes import Recipe, load_recipe
 from layerdescent.runs import Run, train_unless_locked
 from layerdescent.search import search_recipe, trials
-from tests.tiny_recipe import write_recipe, write_reviews
+from tests.tiny_recipe import NoTestPart, write_recipe, write_reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' own saving
 
@@ -120,19 +119,8 @@ def test_nothing_finished_is_done_again(searched: tuple[dict[str, Any], Path], r
     assert dearer["price"] == 0.9
 
 
-@dataclass(frozen=True)
-class _NoTest:
-    """The data, whose test part nobody may even ask for."""
-
-    whole: Any
-
-    def __getattr__(self, name: str) -> Any:
-        assert name != "test", "the test part was touched"
-        return getattr(self.whole, name)
-
-
 def test_the_test_part_is_not_touched(recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "prepare", lambda *args, **kwargs: _NoTest(prepare(*args, **kwargs)))
+    monkeypatch.setattr(experiment, "prepare", lambda *args, **kwargs: NoTestPart(prepare(*args, **kwargs)))
     recipe = with_search(recipe_file, seeds=[0])
     results = search_recipe(recipe, tmp_path, progress=False)
     assert len(results["trials"]) == 4

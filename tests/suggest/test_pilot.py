@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from layerdescent.suggest import Measured, judge, pilot, propose, suggest_recipe
 from layerdescent.suggest.pilot import descent_arm, layer_spreads, recipe_steps
 from layerdescent.suggest.rules import proposed_dual_lr
 from layerdescent.suggest.words import cost_sentences
-from tests.tiny_recipe import write_recipe, write_reviews
+from tests.tiny_recipe import NoTestPart, write_recipe, write_reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' own saving
 
@@ -151,19 +150,8 @@ def test_times_of_two_processes_are_not_called_a_comparison(
 # What is looked at ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _NoTest:
-    """The data, whose test part nobody may even ask for."""
-
-    whole: Any
-
-    def __getattr__(self, name: str) -> Any:
-        assert name != "test", "the test part was touched"
-        return getattr(self.whole, name)
-
-
 def test_the_test_part_is_not_touched(recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "prepare", lambda *args, **kwargs: _NoTest(prepare(*args, **kwargs)))
+    monkeypatch.setattr(experiment, "prepare", lambda *args, **kwargs: NoTestPart(prepare(*args, **kwargs)))
     recipe = load_recipe(str(recipe_file), TRAIN)
     assert suggest_recipe(recipe, tmp_path, steps=STEPS, progress=False)["proposal"]
     with pytest.raises(AssertionError, match="the test part was touched"):

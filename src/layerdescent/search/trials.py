@@ -30,9 +30,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from layerdescent.data import PreparedText
-from layerdescent.environment import describe_environment
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
-from layerdescent.experiment import check_settings, claim_folder, lambda_share, load_data
+from layerdescent.experiment import check_settings, claim_folder, lambda_share, load_data, results_header
 from layerdescent.files import read_json, write_json, write_text
 from layerdescent.recipes import Recipe
 from layerdescent.recipes.yaml_text import write_yaml
@@ -261,11 +260,7 @@ def _results(recipe: Recipe, runs: Sequence[Run], command: str | None) -> dict[s
         else:
             chosen[arm] = choose_best(candidates[arm], metric)
     return {
-        "experiment": recipe.name,
-        "title": recipe.title,
-        "command": command,
-        "recipe": recipe.to_dict(),
-        "environment": describe_environment(),
+        **results_header(recipe, command),
         "metric": metric,
         "baseline": recipe.baseline,
         "price": price,

@@ -25,11 +25,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from layerdescent.data import PreparedText, resolve_model
-from layerdescent.environment import describe_environment
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
 from layerdescent.evaluation import DescentProfile, descent_profile
 from layerdescent.evaluation.batches import Rows, collate, evaluating, length_sorted, load_config, load_model
-from layerdescent.experiment import check_settings, claim_folder, load_data
+from layerdescent.experiment import check_settings, claim_folder, load_data, results_header
 from layerdescent.files import read_json, write_json, write_text
 from layerdescent.models import MEAN_POOLED_BACKBONES
 from layerdescent.readout import Readout
@@ -383,11 +382,7 @@ def _results(
     profile = pilot.profile
     last = checks[-1] if checks else None  # under the proposal itself, refuted or not
     return {
-        "experiment": recipe.name,
-        "title": recipe.title,
-        "command": command,
-        "recipe": recipe.to_dict(),
-        "environment": describe_environment(),
+        **results_header(recipe, command),
         "arm": plan.arm,
         "seed": plan.recipe.seeds[0],
         "metric": recipe.metric,
