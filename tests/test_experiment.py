@@ -18,7 +18,15 @@ from transformers import TrainerState
 
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation import DescentProfile, sweep
-from layerdescent.experiment import _yardstick, claim_folder, compare_recipe, lambda_share, train_recipe
+from layerdescent.experiment import (
+    _noisy_units,
+    _yardstick,
+    claim_folder,
+    compare_recipe,
+    lambda_share,
+    load_data,
+    train_recipe,
+)
 from layerdescent.recipes import Recipe, load_recipe
 from layerdescent.runs import Run, _KeepWeights, training_config
 from layerdescent.tables import comparison_table
@@ -243,6 +251,23 @@ def test_a_frontier_may_be_measured_under_less_noise_than_the_arms(recipe_file: 
     results = compare_recipe(load_recipe(str(recipe_file), overrides), tmp_path, arms=["erm"], progress=False)
     assert {(point["kind"], point["gamma"]) for point in results["frontier"]} == {("gaussian", 2.0)}
     assert len(results["runs"][0]["noise"]) == 4
+
+
+def test_noise_may_be_measured_on_fewer_rows(recipe_file: Path, tmp_path: Path) -> None:
+    overrides = ["evaluation.noise=[{kind: gaussian, gammas: [1]}]", "evaluation.noise_rows=6", "frontier=null"]
+    recipe = load_recipe(str(recipe_file), overrides)
+    results = compare_recipe(recipe, tmp_path, progress=False)
+    clean, noisy = results["paired"]
+    assert (clean["kind"], clean["n_units"], noisy["kind"], noisy["n_units"]) == ("none", 24, "gaussian", 6)
+    data, _ = load_data(recipe, tmp_path, False)
+    units = _noisy_units(recipe, data.test)
+    assert units is not None
+    assert len(units) == 6
+    assert sum(data.test["labels"][unit] for unit in units) == 3  # as many of each class, as in the test part
+    fewer = _noisy_units(load_recipe(str(recipe_file), ["evaluation.noise_rows=4"]), data.test)
+    assert fewer is not None
+    assert set(fewer) < set(units)
+    assert _noisy_units(load_recipe(str(recipe_file), ["evaluation.noise_rows=24"]), data.test) is None
 
 
 def test_a_frontier_may_have_variants_only(recipe_file: Path, tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from layerdescent.data import PreparedText, ShiftReport, prepare, prepare_shift, resolve_model
+from layerdescent.data.labels import bins
+from layerdescent.data.splits import subsample
 from layerdescent.descent import DescentConstraints
 from layerdescent.environment import describe_environment
 from layerdescent.errors import InputError, RunError
@@ -288,9 +290,19 @@ def _sweep(
         baseline=baseline,
         batch_size=recipe.evaluation.batch_size,
         bf16=recipe.evaluation.bf16,
+        noisy_units=_noisy_units(recipe, data.test),
         store=store,
         progress=progress,
     )
+
+
+def _noisy_units(recipe: Recipe, test: Dataset) -> list[int] | None:
+    """Which test rows noise is measured on; a smaller sample is a part of a larger one."""
+    count = recipe.evaluation.noise_rows
+    if count is None or count >= len(test):
+        return None
+    keys = [" ".join(map(str, ids)) for ids in test["input_ids"]]
+    return subsample(keys, bins(test["labels"], recipe.data.task), count, recipe.data.seed)
 
 
 def _shift(

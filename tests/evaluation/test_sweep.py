@@ -212,11 +212,11 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     measured: list[object] = []
     run = sweep._Evaluation._run
 
-    def counted(self: Any, model: Any, noise: Any, bar: Any) -> Any:
+    def counted(self: Any, model: Any, part: Any, noise: Any, bar: Any) -> Any:
         if len(measured) == 4:
             raise KeyboardInterrupt
         measured.append(noise)
-        return run(self, model, noise, bar)
+        return run(self, model, part, noise, bar)
 
     monkeypatch.setattr(sweep._Evaluation, "_run", counted)
     with pytest.raises(KeyboardInterrupt):
@@ -265,9 +265,41 @@ def test_what_is_stored_is_used_for_the_same_precision_only(
     assert robustness_sweep(model, rows, bf16=True, **settings).to_dict() == coarse.to_dict()
 
 
-def test_pieces_stored_before_there_was_a_choice_of_precision_are_found(rows: Rows, tmp_path: Path) -> None:
+def test_pieces_stored_before_there_was_a_choice_of_precision_are_found(
+    models: Models, rows: Rows, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = models["erm", 0]
+    robustness_sweep({"erm": model}, rows, kinds=(), store=tmp_path, **options)
     shelf = sweep._Shelf(tmp_path)
-    assert sweep._Evaluation(rows, [], None, shelf, bf16=False)._data_identity == shelf.identity(data=rows)
+    assert [shelf._path(shelf.identity(data=rows, model=model) | {"noise": None})] == list(tmp_path.iterdir())
+
+
+def test_noise_on_some_rows_is_what_a_sweep_of_these_rows_measures(
+    models: Models, rows: Rows, options: dict[str, Any], tmp_path: Path
+) -> None:
+    units = [7, 1, 4, 8, 3]
+    settings: dict[str, Any] = {"gammas": (0.5, 1.0), "train_labels": [0, 1, 1]} | options
+    whole = robustness_sweep(models, rows, **settings)
+    some = robustness_sweep(models, rows, noisy_units=units, store=tmp_path, **settings)
+    alone = robustness_sweep(models, [rows[unit] for unit in units], **settings)
+    for key in models:
+        clean, *noisy = some.measurements[key]
+        np.testing.assert_array_equal(clean.values, whole.measurements[key][0].values)
+        for found, expected in zip(noisy, alone.measurements[key][1:], strict=True):
+            np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+    as_dict, expected = some.to_dict(), alone.to_dict()
+    assert as_dict["auc"] == expected["auc"]
+    assert [entry["n_units"] for entry in as_dict["paired"][:3]] == [len(rows), 5, 5]
+    assert as_dict["paired"][1:3] == expected["paired"][1:3]
+    assert as_dict["trivial"] == [whole.to_dict()["trivial"][0], *expected["trivial"][1:]]
+    assert (as_dict["n_units"], as_dict["n_noisy_units"]) == (len(rows), 5)
+    assert robustness_sweep(models, rows, noisy_units=units, store=tmp_path, **settings).to_dict() == as_dict
+
+
+@pytest.mark.parametrize("units", [[], [0, 0], [-1], [10_000], [0.5], [[0, 1]]])
+def test_positions_that_are_not_there_are_refused(models: Models, rows: Rows, units: Any) -> None:
+    with pytest.raises(InputError, match="noisy_units must be one or more different positions"):
+        robustness_sweep(models, rows, noisy_units=units, progress=False)
 
 
 def test_discrete_noise_replaces_the_same_tokens_in_bf16(models: Models, rows: Rows, options: dict[str, Any]) -> None:

@@ -160,6 +160,14 @@ def test_forward_passes_in_bfloat16_are_said_where_the_comparison_is() -> None:
     assert "2 seeds, forward passes in bfloat16." in paired_note(read_results(given | {"bf16": True}))
 
 
+def test_noise_measured_on_fewer_units_is_said_where_the_comparison_is() -> None:
+    given = full_results()
+    assert "of them under noise" not in paired_note(read_results(given))
+    for row in given["paired"]:
+        row["n_units"] = 5000 if row["kind"] == "none" else 2000
+    assert "5,000 test units (2,000 of them under noise), 2 seeds" in paired_note(read_results(given))
+
+
 def test_whether_every_layer_lowers_the_loss_is_said_of_other_data_too() -> None:
     results = read_results(full_results())
     assert shift_sentences(results)["descent"] == (

@@ -59,6 +59,7 @@ def robustness_sweep(
     baseline: str | None = "erm",
     batch_size: int = 32,
     bf16: bool = False,
+    noisy_units: Sequence[int] | None = None,
     store: str | Path | None = None,
     progress: bool = True,
 ) -> SweepResult:
@@ -88,6 +89,8 @@ def robustness_sweep(
         batch_size: Rows in a batch.
         bf16: Whether the models' forward passes run under autocast to bfloat16, clean ones included; the head, the
             losses and the noise itself stay in the models' own precision.
+        noisy_units: Positions of the rows that noise is measured on, where all of them would take too long; clean
+            inputs are always measured on all.
         store: A folder that keeps each finished (model, setting), so that an interrupted sweep goes on where it was.
             What is found there is used only if model, data, noise and precision are the same, byte by byte.
         progress: Whether a bar shows how long it still takes.
@@ -96,7 +99,8 @@ def robustness_sweep(
         The result; `to_dict()` gives it as a results file holds it.
 
     Raises:
-        InputError: An unknown kind or baseline, a level that cannot be, or data that do not fit.
+        InputError: An unknown kind or baseline, a level that cannot be, positions that are not there, or data that do
+            not fit.
         RunError: A damaged checkpoint, a loss that is not finite, or no space left in the store.
 
     Example:
@@ -112,16 +116,18 @@ def robustness_sweep(
     keyed = _keyed(models)
     baseline = _checked_baseline(keyed, baseline)
     noises = _perturbations(kinds, gammas, shares, noise_seeds, special_tokens)
-    batches = length_sorted(data, batch_size)
+    sample = None if noisy_units is None else _positions(noisy_units, len(data))
     first = next((key for key in keyed if key[0] == baseline), next(iter(keyed)))
     tokenizer = load_tokenizer(processing_class, keyed[first], data)
     shelf = _Shelf(None if store is None else Path(store))
     noises = _calibrated(noises, keyed[first], validation, tokenizer, shelf)
 
-    runs = 1 + sum(len(draws) for draws in noises)
     measurements: dict[Key, list[Measurement]] = {}
-    evaluation = _Evaluation(data, batches, tokenizer, shelf, bf16)
-    with tqdm(total=len(keyed) * runs * len(batches), desc="sweep", unit="batch", disable=not progress) as bar:
+    clean = _Part(data, batch_size, shelf)
+    noisy = clean if sample is None else _Part([data[row] for row in sample.tolist()], batch_size, shelf)
+    batches = len(clean.batches) + sum(len(draws) for draws in noises) * len(noisy.batches)
+    evaluation = _Evaluation(clean, noisy, tokenizer, shelf, bf16)
+    with tqdm(total=len(keyed) * batches, desc="sweep", unit="batch", disable=not progress) as bar:
         for key, model in keyed.items():
             bar.set_postfix_str(f"{key[0]} seed {key[1]}")
             found = list(evaluation.measure(model, [[None], *noises], bar))
@@ -136,18 +142,22 @@ def robustness_sweep(
         trivial=trivial_predictors(labels, kind, train_labels),
         noise_seeds=list(noise_seeds),
         bf16=bf16,
+        noisy_units=sample,
     )
+
+
+class _Part:
+    """The rows of one kind of setting, as they are read and named in the store."""
+
+    def __init__(self, rows: Rows, batch_size: int, shelf: "_Shelf") -> None:
+        self.rows, self.batches, self.identity = rows, length_sorted(rows, batch_size), shelf.identity(data=rows)
 
 
 class _Evaluation:
     """Measures models on one data set; knows the heads' problem type once it has seen the first."""
 
-    def __init__(
-        self, data: Rows, batches: Sequence[Sequence[int]], tokenizer: Any, shelf: "_Shelf", bf16: bool
-    ) -> None:
-        self.data, self.batches, self.tokenizer, self.shelf, self.bf16 = data, batches, tokenizer, shelf, bf16
-        # Nothing is said of the models' own precision: what was stored before there was a choice stays valid.
-        self._data_identity = shelf.identity(data=data) | ({"bf16": True} if bf16 else {})
+    def __init__(self, clean: _Part, noisy: _Part, tokenizer: Any, shelf: "_Shelf", bf16: bool) -> None:
+        self.clean, self.noisy, self.tokenizer, self.shelf, self.bf16 = clean, noisy, tokenizer, shelf, bf16
         self._kind: ProblemType | None = None
 
     @property
@@ -161,20 +171,22 @@ class _Evaluation:
         self, model: ModelOrPath, settings: Sequence[Sequence[Perturbation | None]], bar: "tqdm[Any]"
     ) -> Iterator[list[Measurement]]:
         """For every setting one measurement a draw; the model is loaded when the first one is not stored."""
-        identity = self._data_identity | self.shelf.identity(model=model)
+        # Nothing is said of the models' own precision: what was stored before there was a choice stays valid.
+        identity = self.shelf.identity(model=model) | ({"bf16": True} if self.bf16 else {})
         loaded = None
         for draws in settings:
             found = []
             for noise in draws:
-                this = identity | {"noise": None if noise is None else noise.to_dict()}
+                part = self.clean if noise is None else self.noisy
+                this = part.identity | identity | {"noise": None if noise is None else noise.to_dict()}
                 stored = self.shelf.get(this)
                 if stored is not None:
                     arrays, header = stored
                     self._see(header["kind"])
-                    bar.update(len(self.batches))
+                    bar.update(len(part.batches))
                 else:
                     loaded = self._load(model) if loaded is None else loaded
-                    arrays, header = self._run(loaded, noise, bar)
+                    arrays, header = self._run(loaded, part, noise, bar)
                     self.shelf.put(this, arrays, header)
                 found.append(Measurement(**arrays, realised_share=header["realised_share"]))
             yield found
@@ -183,24 +195,24 @@ class _Evaluation:
         """The model, once it is clear that the labels fit its head."""
         loaded = load_model(model)
         readout = Readout.for_model(loaded)
-        self._see(problem_type(readout, self.data))
-        labels_of(self.data, self.kind, readout.model.config.num_labels)
+        self._see(problem_type(readout, self.clean.rows))
+        labels_of(self.clean.rows, self.kind, readout.model.config.num_labels)
         return loaded
 
     def _run(
-        self, model: nn.Module, noise: Perturbation | None, bar: "tqdm[Any]"
+        self, model: nn.Module, part: _Part, noise: Perturbation | None, bar: "tqdm[Any]"
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         kind = self.kind
-        values, losses = np.empty(len(self.data), np.float32), np.empty(len(self.data), np.float32)
+        values, losses = np.empty(len(part.rows), np.float32), np.empty(len(part.rows), np.float32)
         total = np.zeros(Readout.for_model(model).num_layers + 1)
         stream = {"processing_class": self.tokenizer, "perturbation": noise, "bf16": self.bf16, "bar": bar}
-        for batch in layer_outputs(model, self.data, self.batches, kind, **stream):
+        for batch in layer_outputs(model, part.rows, part.batches, kind, **stream):
             last = batch.losses[-1]
             right = correctness(batch.logits[-1], batch.labels, kind)
             values[batch.indices] = (last if right is None else right.float()).cpu().numpy()
             losses[batch.indices] = last.cpu().numpy()
             total += batch.losses.double().sum(dim=1).cpu().numpy()
-        arrays: dict[str, NDArray[Any]] = {"values": values, "losses": losses, "layer_losses": total / len(self.data)}
+        arrays: dict[str, NDArray[Any]] = {"values": values, "losses": losses, "layer_losses": total / len(part.rows)}
         return arrays, {"kind": kind, "realised_share": None if noise is None else _realised(noise)}
 
     def _see(self, kind: ProblemType) -> None:
@@ -280,6 +292,17 @@ def _checked_baseline(models: Mapping[Key, ModelOrPath], baseline: str | None) -
                 f"{arm} has the seeds {own} and {baseline} has {seeds[baseline]}: pairs need a common seed"
             )
     return baseline
+
+
+def _positions(units: Sequence[int], count: int) -> NDArray[np.int64]:
+    positions = np.asarray(units)
+    whole = positions.ndim == 1 and len(positions) > 0 and np.issubdtype(positions.dtype, np.integer)
+    if not whole or positions.min() < 0 or positions.max() >= count or len(set(positions.tolist())) < len(positions):
+        raise InputError(
+            f"noisy_units must be one or more different positions among the {count} rows, 0 to {count - 1}; "
+            f"got {list(units)[:8]}"
+        )
+    return positions.astype(np.int64)
 
 
 def _perturbations(

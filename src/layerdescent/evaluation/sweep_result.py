@@ -70,6 +70,7 @@ class SweepResult:
         trivial: Per-unit values (N,) of predictors that ignore their input.
         noise_seeds: The seeds that every noisy setting is averaged over.
         bf16: Whether the forward passes ran in bfloat16.
+        noisy_units: Positions of the units that noise was measured on, where not all; clean values are of all N.
     """
 
     kind: ProblemType
@@ -79,6 +80,7 @@ class SweepResult:
     trivial: Mapping[str, NDArray[np.float32]]
     noise_seeds: Sequence[int]
     bf16: bool = False
+    noisy_units: NDArray[np.int64] | None = None
 
     @property
     def metric(self) -> Literal["accuracy", "rmse"]:
@@ -116,6 +118,10 @@ class SweepResult:
         """The per-unit values (S, N) of an arm under the setting of that position."""
         rows = [self.measurements[arm, seed][setting].values for seed in seeds or self.seeds(arm)]
         return np.stack(rows)
+
+    def _of_setting(self, values: NDArray[Any], setting: Setting) -> NDArray[Any]:
+        """Those of the values (…, N) of all units that belong to units measured under a setting."""
+        return values if setting == CLEAN or self.noisy_units is None else values[..., self.noisy_units]
 
     def noise(self, arm: str, seed: int) -> list[dict[str, Any]]:
         """One model's values under every setting, as the `noise` list of a results file."""
@@ -164,7 +170,7 @@ class SweepResult:
     def trivial_values(self) -> list[dict[str, Any]]:
         """The trivial predictors under every setting; they ignore the input, so noise does not change them."""
         return [
-            {"name": name} | setting.to_dict() | {"value": self._value(values)}
+            {"name": name} | setting.to_dict() | {"value": self._value(self._of_setting(values, setting))}
             for name, values in self.trivial.items()
             for setting in self.settings
         ]
@@ -173,8 +179,8 @@ class SweepResult:
         """One sentence for every setting under which a trivial predictor is at least as good as every arm."""
         sentences = []
         for name, trivial in self.trivial.items():
-            bar = self._value(trivial)
             for place, setting in enumerate(self.settings):
+                bar = self._value(self._of_setting(trivial, setting))
                 scores = [self._value(self.values(arm, place)) for arm in self.arms]
                 best = min(scores) if self.metric == "rmse" else max(scores)
                 if best >= bar if self.metric == "rmse" else best <= bar:
@@ -191,7 +197,8 @@ class SweepResult:
             "baseline": self.baseline,
             "noise_seeds": list(self.noise_seeds),
             "bf16": self.bf16,
-            "n_units": len(next(iter(self.trivial.values()))),
+            "n_units": len(all_units := next(iter(self.trivial.values()))),
+            "n_noisy_units": len(all_units if self.noisy_units is None else self.noisy_units),
             "runs": [{"arm": arm, "seed": seed, "noise": self.noise(arm, seed)} for arm, seed in self.measurements],
             "paired": self.paired(),
             "auc": self.areas(),
@@ -216,9 +223,12 @@ class SweepResult:
         return places, [self.settings[place].level for place in places]
 
     def _area(self, arm: str, kind: str, seeds: Sequence[int]) -> Array:
-        """Per-unit normalised areas (S, N)."""
+        """Normalised areas (S, N) of the units that noise was measured on."""
         places, levels = self._axis(kind)
-        curves = np.stack([self.values(arm, place, seeds) for place in places]).astype(np.float64)
+        clean, *noisy = [self.values(arm, place, seeds) for place in places]
+        if self.noisy_units is not None:
+            clean = clean[:, self.noisy_units]
+        curves = np.stack([clean, *noisy]).astype(np.float64)
         return np.asarray(np.trapezoid(curves, levels, axis=0) / levels[-1])
 
 

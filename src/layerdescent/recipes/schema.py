@@ -182,6 +182,9 @@ class EvaluationSpec(_Section):
 
     noise: list[NoiseSpec] = Field(default_factory=list)
     noise_seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
+    noise_rows: Count | None = None
+    """How many test rows noise is measured on, drawn in proportion to the classes; null is all. Clean values and the
+    profile of the layers always take all test rows."""
     batch_size: Count = 64
     bf16: bool = False
     """Whether forward passes under noise and on other data run in bfloat16. The profile of the layers never does."""

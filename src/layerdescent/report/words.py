@@ -360,7 +360,8 @@ def sample_text(results: Results) -> str:
     """How many units and seeds stand behind the comparison, and the precision where it is not the models' own."""
     units = sorted({row.n_units for row in results.paired if row.n_units is not None})
     seeds = len(results.seed_values)
-    count = f"{units[-1]:,} test units, " if units else ""
+    some = f" ({units[0]:,} of them under noise)" if len(units) > 1 else ""
+    count = f"{units[-1]:,} test units{some}, " if units else ""
     precision = ", forward passes in bfloat16" if results.bf16 else ""
     return f"{count}{seeds} seed{'' if seeds == 1 else 's'}{precision}"
 
