@@ -287,11 +287,11 @@ def test_noise_on_some_rows_is_what_a_sweep_of_these_rows_measures(
         np.testing.assert_array_equal(clean.values, whole.measurements[key][0].values)
         for found, expected in zip(noisy, alone.measurements[key][1:], strict=True):
             np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
-    as_dict, expected = some.to_dict(), alone.to_dict()
-    assert as_dict["auc"] == expected["auc"]
+    as_dict, only = some.to_dict(), alone.to_dict()
+    assert as_dict["auc"] == only["auc"]
     assert [entry["n_units"] for entry in as_dict["paired"][:3]] == [len(rows), 5, 5]
-    assert as_dict["paired"][1:3] == expected["paired"][1:3]
-    assert as_dict["trivial"] == [whole.to_dict()["trivial"][0], *expected["trivial"][1:]]
+    assert as_dict["paired"][1:3] == only["paired"][1:3]
+    assert as_dict["trivial"] == [whole.to_dict()["trivial"][0], *only["trivial"][1:]]
     assert (as_dict["n_units"], as_dict["n_noisy_units"]) == (len(rows), 5)
     assert robustness_sweep(models, rows, noisy_units=units, store=tmp_path, **settings).to_dict() == as_dict
 
