@@ -4,7 +4,7 @@ python docs/figures.py    # -> docs/images/found/
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from layerdescent.report import figures, search_figures
-from layerdescent.report.ink import ARMS, STYLE
-from layerdescent.report.results import read_results
+from layerdescent.report.ink import ARMS, BASELINE, STYLE
+from layerdescent.report.results import Results, read_results
 from layerdescent.report.search_results import read_search
 
 ROOT = Path(__file__).parent.parent
@@ -40,8 +40,44 @@ def head_inputs(stored: list[tuple[str, dict[str, Any]]]) -> Figure:
     return figure
 
 
-def _results(name: str) -> Any:
-    return read_results(RESULTS / f"{name}.json")
+def remedies(results: Results, arms: Sequence[str], noise: tuple[str, float]) -> Figure:
+    """For each arm the inflation of its worst layer, and its accuracy against the baseline's, clean and under noise."""
+    kind, gamma = noise
+    figure, [[inflated, clean, noisy]] = figures.panel_grid(1, 3, narrow=False, height=0.42 * len(arms) + 1.3)
+    rows = range(len(arms))
+    for row, arm in zip(rows, arms, strict=True):
+        worst = [max(run.inflation[:-1]) for run in results.runs_of(arm)]
+        inflated.plot(worst, [row] * len(worst), "o", color=ARMS[0], markersize=5, alpha=0.6)
+        for panel, wanted in ((clean, ("none", 0.0)), (noisy, (kind, gamma))):
+            for found in results.paired:
+                if found.arm == arm and (found.kind, found.gamma) == wanted:
+                    assert found.difference is not None
+                    assert found.ci95 is not None
+                    low, high = (100 * bound for bound in found.ci95)
+                    panel.plot([low, high], [row, row], color=ARMS[0], linewidth=1.6)
+                    panel.plot([100 * found.difference], [row], "o", color=ARMS[0], markersize=6)
+    for panel in (inflated, clean, noisy):
+        panel.set_ylim(len(arms) - 0.5, -0.5)
+        panel.set_yticks(rows, arms if panel is inflated else [""] * len(arms))
+        panel.axvline(0, color=BASELINE, linewidth=1)
+        panel.grid(axis="x")
+        panel.grid(visible=False, axis="y")
+    inflated.set_title("inflation of the worst layer")
+    inflated.set_xlabel("nats, one dot a seed")
+    clean.set_title("accuracy, no noise")
+    noisy.set_title(f"accuracy, {kind} γ {gamma:g}")
+    for panel in (clean, noisy):
+        panel.set_xlabel(f"points against {results.baseline}, 95 %")
+    return figure
+
+
+def _results(name: str, arms: Sequence[str] = ()) -> Results:
+    """Stored results, or some arms of them."""
+    found = read_results(RESULTS / f"{name}.json")
+    if not arms:
+        return found
+    kept = {field: [row for row in getattr(found, field) if row.arm in arms] for field in ("runs", "paired", "auc")}
+    return found.model_copy(update=kept | {"arms": {arm: found.arms.get(arm) for arm in arms}})
 
 
 def _json(name: str) -> dict[str, Any]:
@@ -64,14 +100,25 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[[], Figure | None]]] = {
         lambda: search_figures.sensitivity(read_search(RESULTS / "sst2-minilm-search.json"), "descent", narrow=False),
     ),
 }
-for experiment in ("imdb-minilm", "sst2-minilm"):
+# The arms of the recipes; what else was tried beside them stands in the figure of remedies.
+SHOWN = ("erm", "descent", "deep-supervision", "noise")
+VARIANTS = ("descent", "alpha-06", "alpha-10", "clipped", "detached", "cumulative", "late", "deep-supervision", "noise")
+FIGURES["sst2-minilm-remedies"] = (
+    ("sst2-minilm",),
+    lambda: remedies(_results("sst2-minilm"), VARIANTS, ("gaussian", 1.5)),
+)
+for experiment in ("imdb-minilm", "sst2-minilm", "mnli-minilm"):
     FIGURES[f"{experiment}-layers"] = (
         (experiment,),
-        lambda experiment=experiment: figures.layer_losses(_results(experiment), narrow=False),  # type: ignore[misc]
+        lambda experiment=experiment: figures.layer_losses(_results(experiment, SHOWN), narrow=False),  # type: ignore[misc]
     )
     FIGURES[f"{experiment}-robustness"] = (
         (experiment,),
-        lambda experiment=experiment: figures.robustness(_results(experiment), narrow=False),  # type: ignore[misc]
+        lambda experiment=experiment: figures.robustness(_results(experiment, SHOWN), narrow=False),  # type: ignore[misc]
+    )
+    FIGURES[f"{experiment}-frontier"] = (
+        (experiment,),
+        lambda experiment=experiment: figures.frontier(_results(experiment, SHOWN), narrow=False),  # type: ignore[misc]
     )
 
 

@@ -143,6 +143,21 @@ def test_one_backward_pass_gives_the_gradient_with_detached_and_clipped_terms(ca
     close(lagrangian.detach(), value.detach())  # the value is the stated one, whatever is detached or clipped
 
 
+@given(cases(switches=True), st.floats(0.01, 10))
+def test_an_objective_of_its_own_takes_the_place_of_the_last_loss_alone(case: Case, own: float) -> None:
+    c, losses = case.constraints, case.losses.clone().requires_grad_()
+    objective = torch.tensor(own, dtype=torch.float64, requires_grad=True)
+    lagrangian = c.lagrangian(losses, case.multipliers, objective)
+    gradient, by_objective = torch.autograd.grad(lagrangian, (losses, objective), materialize_grads=True)
+
+    usual = c.lagrangian(case.losses, case.multipliers)
+    close(lagrangian.detach(), usual - case.losses[-1] + own)
+    last = torch.zeros_like(case.losses)
+    last[-1] = 1
+    close(gradient, c.gradient_weights(case.multipliers, case.losses) - last)
+    assert by_objective == 1
+
+
 def test_weights_of_three_layers_written_out() -> None:
     a1, a2, a3, l1, l2, l3 = 0.1, 0.2, 0.3, 1.0, 10.0, 100.0
     constraints = DescentConstraints(num_layers=3, alpha=[a1, a2, a3])

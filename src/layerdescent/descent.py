@@ -291,7 +291,7 @@ class DescentConstraints:
         weights = self._scatter(own, base.masked_fill(torch.tensor(constant, device=base.device), 0))
         return weights.clamp_min(0) if self.clip_weights else weights
 
-    def lagrangian(self, losses: Tensor, multipliers: Tensor) -> Tensor:
+    def lagrangian(self, losses: Tensor, multipliers: Tensor, objective: Tensor | None = None) -> Tensor:
         """The Lagrangian F_L + sum_l lambda_l c_l, to be minimised in the model's parameters at fixed multipliers.
 
         Its value is the stated Lagrangian; its gradient is sum_l g_l grad F_l with g = `gradient_weights`, in one
@@ -301,16 +301,22 @@ class DescentConstraints:
         Args:
             losses: layer losses, shape (L+1,), differentiable.
             multipliers: lambda >= 0, shape (C,).
+            objective: what is minimised under the constraints where it is not F_L itself, a scalar: the loss without
+                noise, say, of layer losses under noise.
 
         Returns:
             A scalar.
         """
         self._check(losses)
         weights = self.gradient_weights(multipliers, losses)
-        surrogate = weighted_sum(losses, weights.tolist())
+        if objective is None:
+            objective, surrogate = losses[-1], weighted_sum(losses, weights.tolist())
+        else:
+            weights[-1] -= 1
+            surrogate = objective + weighted_sum(losses, weights.tolist())
         with torch.no_grad():
             active = multipliers.nonzero().flatten()
-            value = losses[-1]
+            value = objective
             if len(active):
                 value = (
                     value + (multipliers[active].to(losses) * self.violations(losses)[active.to(losses.device)]).sum()

@@ -132,9 +132,9 @@ class Multipliers:
         """The slack u_l = lambda_l / rho that each constraint is granted, shape (C,); zeros without resilience."""
         return torch.zeros_like(self.values) if self.resilience is None else self.values / self.resilience
 
-    def lagrangian(self, losses: Tensor) -> Tensor:
+    def lagrangian(self, losses: Tensor, objective: Tensor | None = None) -> Tensor:
         """The Lagrangian at the present multipliers; see `DescentConstraints.lagrangian`."""
-        return self.constraints.lagrangian(losses, self.values)
+        return self.constraints.lagrangian(losses, self.values, objective)
 
     def ascend(self, losses: Tensor) -> DualStep | None:
         """Count one optimiser step and, when one is due, take the dual step.

@@ -44,11 +44,18 @@ def config(**settings: Any) -> DescentConfig:
         ("feasibility_tolerance", -0.1, "at least 0"),
         ("layer_weights", [1.0, 2.0], "deep-supervision"),
         ("noise_gamma", -0.5, "at least 0"),
+        ("noise_level", "half", "fixed, uniform"),
+        ("constraint_gamma", 0.0, "above 0"),
     ],
 )
 def test_an_error_names_the_field_and_what_is_allowed(name: str, value: object, allowed: str) -> None:
     with pytest.raises(InputError, match=f"(?s){name}.*{allowed}"):
         config(**{name: value})
+
+
+def test_without_constraints_there_is_nothing_to_measure_under_noise() -> None:
+    with pytest.raises(InputError, match=r"constraint_gamma is 1 with objective 'erm', which has no constraints"):
+        config(objective="erm", constraint_gamma=1.0)
 
 
 def test_grid_and_first_layer_exclude_each_other() -> None:

@@ -1,8 +1,10 @@
 """Settings that people really train with: bf16, gradient checkpointing, adapters, noise, other model families."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -157,6 +159,44 @@ def test_the_noise_objective_trains_with_noise_and_evaluates_without(tmp_path: P
     # Layer 0 sees the special first token alone; the layers above see the others through attention.
     assert noisy[0] == clean[0]
     assert noisy[1] != clean[1]
+
+
+def test_a_uniform_noise_level_is_drawn_anew_for_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[float] = []
+
+    def noise(model: Any, gamma: float, clean: Any) -> Any:
+        levels.append(gamma)
+        return nullcontext()
+
+    monkeypatch.setattr("layerdescent.training.mixin.embedding_noise", noise)
+    steps: dict[str, Any] = {"objective": "noise", "noise_gamma": 3.0, "max_steps": 40, "num_train_epochs": 40}
+    make_trainer(tmp_path, noise_level="fixed", **steps).train()
+    assert levels == [3.0] * len(levels)
+    levels.clear()
+    make_trainer(tmp_path, noise_level="uniform", **steps).train()
+    assert len(set(levels)) == len(levels) >= 40
+    assert 0 <= min(levels) < 0.6
+    assert 2.4 < max(levels) < 3
+    assert np.mean(levels) == pytest.approx(1.5, abs=0.5)
+
+
+def test_constraints_under_noise_have_losses_of_their_own_and_leave_the_objective_alone(tmp_path: Path) -> None:
+    def run(**settings: Any) -> Any:
+        return trained(make_trainer(tmp_path, bert(dropout=0.0), **settings))
+
+    plain, erm = run(dual_lr=0.3), run(objective="erm")
+    # Without multipliers a second pass changes nothing that is learnt, to the last bit.
+    assert same(weights(run(dual_lr=0.0, constraint_gamma=2.0).model), weights(erm.model))
+    # Hardly any noise is hardly any difference: the objective enters once, the constraints as ever.
+    for ours, expected in zip(
+        weights(run(dual_lr=0.3, constraint_gamma=1e-6).model).values(), weights(plain.model).values(), strict=True
+    ):
+        torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-3)
+    noisy = run(dual_lr=0.3, constraint_gamma=2.0)
+    assert not same(weights(noisy.model), weights(plain.model))
+    assert losses_of(noisy)[0][1] != losses_of(plain)[0][1]  # the multipliers see the losses under noise
+    assert same(weights(run(dual_lr=0.3, constraint_gamma=2.0).model), weights(noisy.model))
+    assert noisy.evaluate()["eval_layer_loss/3"] == noisy.evaluate()["eval_layer_loss/3"]  # evaluation has no noise
 
 
 def test_hidden_states_are_captured_and_do_not_leave() -> None:

@@ -21,10 +21,10 @@ _TITLES = {
 }
 _FIELDS = {
     "descent": "alpha form first_layer grid dual_lr resilience dual_warmup_steps dual_every violation_cap "
-    "multiplier_max reference detach_initial detach_previous clip_weights feasibility_tolerance",
+    "multiplier_max reference detach_initial detach_previous clip_weights feasibility_tolerance constraint_gamma",
     "erm": "",
     "deep-supervision": "layer_weights",
-    "noise": "noise_gamma",
+    "noise": "noise_gamma noise_level",
 }
 _COMMON = "learning_rate lr_scheduler_type weight_decay max_grad_norm seed"
 

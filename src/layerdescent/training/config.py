@@ -14,6 +14,7 @@ from layerdescent.duals import REFERENCES, Multipliers
 from layerdescent.errors import InputError
 
 OBJECTIVES = ("descent", "erm", "deep-supervision", "noise")
+NOISE_LEVELS = ("fixed", "uniform")
 BEST_METRIC = "descent_score"
 
 
@@ -129,6 +130,23 @@ class DescentArguments:
         },
     )
 
+    noise_level: str = field(
+        default="fixed",
+        metadata={
+            "help": "Noise objective: 'fixed', always noise_gamma, or 'uniform', drawn anew for every micro-batch, "
+            "uniform between 0 and noise_gamma.",
+            "choices": NOISE_LEVELS,
+        },
+    )
+    constraint_gamma: float | None = field(
+        default=None,
+        metadata={
+            "help": "Measure the constraints on a second forward pass under gaussian noise, its level drawn anew for "
+            "every micro-batch, uniform between 0 and this, in the unit of noise_gamma; the objective stays the loss "
+            "without it. A step costs twice as much; none: no second pass."
+        },
+    )
+
     def __post_init__(self) -> None:
         self.alpha = _parse_alpha(self.alpha)
         self.dual_every = _parse_dual_every(self.dual_every)
@@ -140,7 +158,8 @@ class DescentArguments:
             following()
 
     def _check_descent_fields(self) -> None:
-        for name, allowed in (("objective", OBJECTIVES), ("form", FORMS), ("reference", REFERENCES)):
+        choices = {"objective": OBJECTIVES, "form": FORMS, "reference": REFERENCES, "noise_level": NOISE_LEVELS}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(allowed)}")
         for name, least in (("first_layer", 1), ("dual_warmup_steps", 0)):
@@ -163,6 +182,17 @@ class DescentArguments:
             raise InputError(
                 f"feasibility_tolerance is {tolerance!r}: give a number of at least 0, or none for alpha/5"
             )
+        if self.constraint_gamma is not None:
+            if not (_finite(self.constraint_gamma) and self.constraint_gamma > 0):
+                raise InputError(
+                    f"constraint_gamma is {self.constraint_gamma!r}: give a number above 0, or none for constraints "
+                    "measured without noise"
+                )
+            if self.objective != "descent":
+                raise InputError(
+                    f"constraint_gamma is {self.constraint_gamma:g} with objective {self.objective!r}, which has no "
+                    "constraints: leave it out"
+                )
         self._check_layer_lists()
 
     def _check_layer_lists(self) -> None:

@@ -161,11 +161,16 @@ class DescentMixin(_Trainer):
         batch = dict(inputs)  # the trainer below may take the labels out of its own
         count = self._count(batch)
         items = int(count)
-        bare = self.accelerator.unwrap_model(model)
-        with capture_hidden_states(bare) as captured, self._training_noise(bare, batch):
-            given = {**inputs, **self.readout.needs_hidden_states}
-            result: Any = super().compute_loss(model, given, return_outputs=return_outputs, num_items_in_batch=count)
-        final = result[0] if return_outputs else result
+        args, bare = self._descent_args, self.accelerator.unwrap_model(model)
+        forward = partial(self._forward, model, inputs, count)
+        level = self._noise_level() if model.training else 0.0
+        result, captured = forward(self._noise(bare, batch, level), return_outputs=return_outputs)
+        final, objective = result[0] if return_outputs else result, None
+        if model.training and args.constraint_gamma is not None:
+            # From here on `final` is a loss under noise like those of the layers below it.
+            level = args.constraint_gamma * float(torch.rand(()))
+            objective = final
+            final, captured = forward(self._noise(bare, batch, level))
         losses, logits = self._layer_losses(captured, batch, final, count)
         if not model.training:
             self._evaluation_meter.add(losses, items)
@@ -174,16 +179,30 @@ class DescentMixin(_Trainer):
         if items:
             # Called outside a training step, the batch is the whole step.
             share = items * self.accelerator.num_processes / (self._step_items or items)
-            loss = self._objective(losses) * share
+            loss = self._objective(losses, objective) * share
         else:
             # Nothing to learn from, but the other ranks wait for this one's gradients.
             loss = 0.0 * (logits.sum() + captured.hidden_states[-1].sum())
         return (loss, result[1]) if return_outputs else loss
 
-    def _objective(self, losses: Tensor) -> Tensor:
+    def _forward(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        count: Tensor,
+        noise: AbstractContextManager[None],
+        return_outputs: bool = False,
+    ) -> tuple[Any, Captured]:
+        """The trainer's own loss on one micro-batch, and what the forward pass left behind."""
+        with capture_hidden_states(self.accelerator.unwrap_model(model)) as captured, noise:
+            given = {**inputs, **self.readout.needs_hidden_states}
+            result = super().compute_loss(model, given, return_outputs=return_outputs, num_items_in_batch=count)
+        return result, captured
+
+    def _objective(self, losses: Tensor, objective: Tensor | None) -> Tensor:
         if self._fixed_weights is None:
             assert self.multipliers is not None
-            return self.multipliers.lagrangian(losses)
+            return self.multipliers.lagrangian(losses, objective)
         return weighted_sum(losses, self._fixed_weights)
 
     def _layers_that_matter(self) -> set[int]:
@@ -241,15 +260,23 @@ class DescentMixin(_Trainer):
             )
         return count_items(batch, self._shifts_labels)
 
-    def _training_noise(self, model: nn.Module, batch: dict[str, Any]) -> AbstractContextManager[None]:
+    def _noise_level(self) -> float:
+        """The level of the noise that the objective is trained under."""
         args = self._descent_args
-        if args.objective != "noise" or not model.training:
+        if args.objective != "noise":
+            return 0.0
+        return args.noise_gamma * (float(torch.rand(())) if args.noise_level == "uniform" else 1.0)
+
+    def _noise(self, model: nn.Module, batch: dict[str, Any], gamma: float) -> AbstractContextManager[None]:
+        if gamma == 0:
             return nullcontext()
         if "input_ids" not in batch:
-            raise InputError(f"objective 'noise' on a batch of {', '.join(batch)}: it needs input_ids, a text model's")
+            raise InputError(
+                f"training under noise on a batch of {', '.join(batch)}: it needs input_ids, a text model's"
+            )
         special = tuple(getattr(self.processing_class, "all_special_ids", ()))
         clean = clean_positions(batch["input_ids"], batch.get("attention_mask"), special)
-        return embedding_noise(model, args.noise_gamma, clean)
+        return embedding_noise(model, gamma, clean)
 
     # ---- the dual side ----
 
