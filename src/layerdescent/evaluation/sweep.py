@@ -37,7 +37,7 @@ from layerdescent.evaluation.sweep_result import (
     common_seeds,
     trivial_predictors,
 )
-from layerdescent.perturbation import Perturbation
+from layerdescent.perturbation import SHARE_KINDS, Perturbation
 from layerdescent.readout import ProblemType, Readout
 
 GAMMAS = (0.5, 1.0, 1.5, 2.0)
@@ -77,9 +77,11 @@ def robustness_sweep(
     Args:
         models: Models, or paths of checkpoints, by arm or by (arm, seed). Paths are loaded one at a time.
         data: Rows as in `descent_profile`.
-        kinds: Of "gaussian", "uniform", "discrete"; none for clean inputs only.
-        gammas: Levels of gaussian and uniform noise, in units of the embedding matrix' RMS; by kind where they differ.
-        shares: Levels of discrete noise, expected shares of replaced tokens.
+        kinds: Of "gaussian", "uniform", "discrete", for models that read pixels of "gaussian", "uniform", "poisson",
+            "salt-and-pepper"; none for clean inputs only.
+        gammas: Levels of gaussian, uniform and poisson noise, in units of the embedding matrix' RMS or of the pixels;
+            by kind where they differ.
+        shares: Levels of discrete and of salt-and-pepper noise, (expected) shares of replaced tokens or pixels.
         noise_seeds: Each noisy setting is averaged over these draws, unit by unit.
         special_tokens: Whether [CLS], [SEP], <s> … get noise too.
         processing_class: The tokenizer; taken from the first checkpoint when paths are given.
@@ -317,10 +319,10 @@ def _perturbations(
         raise InputError("noise_seeds is empty: give at least one, for example (0,)")
     settings = []
     for kind in dict.fromkeys(kinds):
-        levels = shares if kind == "discrete" else gammas[kind] if isinstance(gammas, Mapping) else gammas
+        levels = shares if kind in SHARE_KINDS else gammas[kind] if isinstance(gammas, Mapping) else gammas
         for level in dict.fromkeys(levels):
             if level != 0:
-                strength = {"share": level} if kind == "discrete" else {"gamma": level}
+                strength = {"share": level} if kind in SHARE_KINDS else {"gamma": level}
                 draw: Any = {"kind": kind, "special_tokens": special_tokens, **strength}
                 settings.append([Perturbation(**draw, seed=seed) for seed in noise_seeds])
     return settings
@@ -330,7 +332,7 @@ def _calibrated(
     settings: list[list[Perturbation]], model: ModelOrPath, validation: Rows | None, tokenizer: Any, shelf: _Shelf
 ) -> list[list[Perturbation]]:
     """The same settings, those given by a share with the gamma that reaches it on the model's validation rows."""
-    if all(draws[0].share is None for draws in settings):
+    if not any(_needs_calibration(draws) for draws in settings):
         return settings
     if validation is None or len(validation) == 0:
         raise InputError("discrete noise is calibrated on validation text: pass validation rows, or leave it out")
@@ -338,7 +340,7 @@ def _calibrated(
     samples = [list(row["input_ids"]) for row in validation]
     ready, loaded = [], None
     for draws in settings:
-        if draws[0].share is not None:
+        if _needs_calibration(draws):
             this = identity | {"calibrate": draws[0].to_dict()}
             stored = shelf.get(this)
             if stored is not None:
@@ -352,9 +354,13 @@ def _calibrated(
     return ready
 
 
+def _needs_calibration(draws: Sequence[Perturbation]) -> bool:
+    return draws[0].kind == "discrete" and draws[0].share is not None
+
+
 def _setting(noise: Perturbation) -> Setting:
     return Setting(noise.kind, float(noise.gamma or 0.0), noise.share)
 
 
 def _realised(noise: Perturbation) -> float | None:
-    return noise.realised_share if noise.kind == "discrete" else None
+    return noise.realised_share if noise.share is not None else None

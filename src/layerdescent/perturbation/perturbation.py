@@ -1,4 +1,4 @@
-"""`Perturbation`: noise of one kind and strength, put on any model's word embeddings."""
+"""`Perturbation`: noise of one kind and strength, put on any model's word embeddings, or on the pixels it reads."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from layerdescent.errors import InputError
 from layerdescent.perturbation.calibration import replacing_scale
 from layerdescent.perturbation.lookups import Tokens, rewritten_lookups
-from layerdescent.perturbation.noise import KINDS, Kind, NoiseStream
+from layerdescent.perturbation.noise import KINDS, PIXEL_KINDS, SHARE_KINDS, Kind, NoiseStream
+from layerdescent.perturbation.pixels import noisy_sample, reads_pixels, rewritten_pixels
 from layerdescent.perturbation.vocabulary import (
     embedding_scale,
     embedding_table,
@@ -35,7 +36,7 @@ class _Tally:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """Noise on word embeddings, before positions are added to them.
+    """Noise on word embeddings, before positions are added to them, or on the pixels of a model that reads pixels.
 
         gaussian, uniform   e~ = e + gamma * s * n                     n of unit variance, N(0, 1) or U(-sqrt 3, sqrt 3)
         discrete            e~ = the row of the vocabulary nearest to e + gamma * s * n, n metric-privacy noise of unit
@@ -50,10 +51,15 @@ class Perturbation:
     beyond the tokenizer's last; it keeps its own row when that is as near as any other. Below a threshold discrete
     noise does nothing at all, so it is better indexed by the expected share of replaced tokens: see `calibrate`.
 
+    Pixels: gaussian and uniform noise of standard deviation gamma in the pixels' own unit, poisson (variance gamma^2 x
+    at a pixel of brightness x), and salt-and-pepper (a share of the pixels becomes black or white). A sample's noise is
+    fixed by (seed, its own pixels without noise).
+
     Args:
-        kind: "gaussian", "uniform" or "discrete".
-        gamma: noise strength in units of s, at least 0.
-        share: discrete noise only: expected share of the tokens that are replaced, in (0, 1).
+        kind: "gaussian" or "uniform"; "discrete" for tokens; "poisson" or "salt-and-pepper" for pixels.
+        gamma: noise strength in units of s, or of the pixels, at least 0.
+        share: discrete noise: expected share of the tokens that are replaced, in (0, 1); salt-and-pepper: of the
+            pixels.
         seed: noise seed.
         special_tokens: put noise on [CLS], [SEP], <s> … too.
 
@@ -86,9 +92,11 @@ class Perturbation:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if self.kind not in KINDS:
-            raise InputError(f"kind={self.kind!r} is no noise: choose one of {', '.join(KINDS)}")
-        if self.share is not None and self.kind != "discrete":
+        if self.kind not in (known := dict.fromkeys((*KINDS, *PIXEL_KINDS))):
+            raise InputError(f"kind={self.kind!r} is no noise: choose one of {', '.join(known)}")
+        if self.kind == "salt-and-pepper" and (self.share is None or self.gamma is not None):
+            raise InputError("salt-and-pepper noise has a share of pixels for its strength: give share, not gamma")
+        if self.share is not None and self.kind not in SHARE_KINDS:
             raise InputError(
                 f"share={self.share} is for discrete noise; {self.kind} noise replaces no tokens: give gamma"
             )
@@ -134,31 +142,56 @@ class Perturbation:
     def on(self, model: nn.Module, tokenizer: Any = None) -> Iterator[Self]:
         """Put the noise on every forward pass of the model inside the `with` block.
 
-        A forward hook on `model.get_input_embeddings()` adds it, so gradients flow as usual, and the hook is gone when
-        the block ends, however it ends. The scale s is taken on entry.
+        A forward hook on `model.get_input_embeddings()` adds it (for a model whose main input is `pixel_values`, a hook
+        before its forward), so gradients flow as usual, and the hook is gone when the block ends, however it ends. The
+        scale s is taken on entry.
 
         Args:
-            model: any Hugging Face model with a word embedding, PEFT wrapper included.
+            model: any Hugging Face model with a word embedding, PEFT wrapper included, or one that reads pixels.
             tokenizer: names the special tokens; without it the model's config has to.
 
         Yields:
             This perturbation, whose `realised_share` counts from here.
 
         Raises:
-            InputError: no gamma yet, no word embedding, special tokens unknown, another perturbation on the model; and
-                in a forward pass inputs_embeds instead of input_ids or a mask that does not fit.
+            InputError: no gamma yet, a kind that is not for this model, no word embedding, special tokens unknown,
+                another perturbation on the model; and in a forward pass inputs_embeds instead of input_ids or a mask
+                that does not fit.
         """
+        self._tally.eligible = self._tally.replaced = 0
+        if reads_pixels(model):
+            self._check_kind(model, PIXEL_KINDS)
+            with rewritten_pixels(model, self._noisy_pixels):
+                yield self
+            return
+        self._check_kind(model, KINDS)
         if self.gamma is None:
             raise InputError(
                 f"share={self.share:g} has no gamma yet: "
                 "use what `perturbation.calibrate(model, samples, tokenizer)` returns, with samples of validation text"
             )
         embedding = word_embedding(model)
-        self._tally.eligible = self._tally.replaced = 0
         scale = self.gamma * embedding_scale(model)
         noisy = _NoisyLookup(self, embedding, scale, *self._vocabulary(model, embedding, tokenizer))
         with rewritten_lookups(model, embedding, noisy, pad_id(model, tokenizer)):
             yield self
+
+    def _check_kind(self, model: nn.Module, kinds: Sequence[Kind]) -> None:
+        if self.kind not in kinds:
+            raise InputError(
+                f"{self.kind} noise is not for {type(model).__name__}, which reads "
+                f"{'pixels' if reads_pixels(model) else 'tokens'}: choose one of {', '.join(kinds)}"
+            )
+
+    def _noisy_pixels(self, pixels: Tensor) -> Tensor:
+        level = self.gamma if self.share is None else self.share
+        assert level is not None
+        clean = pixels.detach().float().cpu().numpy()
+        noisy = np.stack([noisy_sample(self.kind, level, self.seed, sample) for sample in clean])
+        if self.share is not None:
+            self._tally.eligible += noisy.size
+            self._tally.replaced += int((noisy != clean).sum())
+        return pixels + (torch.from_numpy(noisy - clean)).to(pixels)
 
     def calibrate(self, model: nn.Module, samples: Sequence[Sequence[int]], tokenizer: Any = None) -> Self:
         """Find the gamma at which the asked share of tokens is replaced.
@@ -187,9 +220,10 @@ class Perturbation:
             >>> half.realised_share
             0.5
         """
-        if self.share is None:
+        if self.share is None or self.kind != "discrete":
             raise InputError(
-                f"calibrate finds the gamma for a share, and {self.label} has no share: use it as it is, or give share"
+                f"calibrate finds the gamma for a share, and {self.label} needs none: use it as it is, or give "
+                "discrete noise a share"
             )
         padding = pad_id(model, tokenizer)
         embedding = word_embedding(model)

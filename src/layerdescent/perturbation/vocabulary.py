@@ -30,7 +30,7 @@ def word_embedding(model: nn.Module) -> nn.Module:
         raise InputError(
             "embedding noise needs a model with a word embedding behind get_input_embeddings(); "
             f"{type(model).__name__} has none: "
-            "give the text model itself (not a wrapper around it), and put noise on images at their pixels"
+            "give the text model itself, not a wrapper around it"
         )
     return embedding
 
