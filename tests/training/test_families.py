@@ -14,7 +14,7 @@ from tests.training.tiny import make_trainer, plain_trainer, same, weights
 
 def data(family: Family) -> list[dict[str, Tensor]]:
     torch.manual_seed(1)
-    batch = family.batch(4) | {"labels": torch.tensor([0, 1, 2, 0])}
+    batch = family.batch(4) | {"labels": family.labels()}
     return [{name: value[row] for name, value in batch.items()} for row in range(4)]
 
 

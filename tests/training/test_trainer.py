@@ -1,13 +1,16 @@
 """One optimiser step of DescentTrainer, against plain arithmetic and against transformers' Trainer."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import TrainingArguments, ViTConfig, ViTForImageClassification
+from transformers import TrainingArguments, ViTConfig, ViTForImageClassification, default_data_collator
 
 from layerdescent.errors import InputError, NonFiniteLossError
+from layerdescent.evaluation import descent_profile
+from layerdescent.perturbation import Perturbation
 from layerdescent.readout import Readout
 from layerdescent.training import DescentTrainer
 from tests.training.tiny import bert, make_trainer, pad, plain_trainer, rows, same, weights
@@ -65,17 +68,16 @@ def test_an_image_model_is_trained_alike(tmp_path: Path) -> None:
         )
         return ViTForImageClassification(config)
 
-    def collate(batch: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        return {name: torch.stack([row[name] for row in batch]) for name in batch[0]}
-
     data = [{"pixel_values": torch.randn(3, 8, 8), "labels": torch.tensor(i % 3)} for i in range(40)]
-    given = {"data_collator": collate, "eval_dataset": data[:8]}
+    given = {"data_collator": default_data_collator, "eval_dataset": data[:8]}
     plain = trained(plain_trainer(tmp_path / "plain", vit(), data, given))
     assert same(trained(make_trainer(tmp_path / "erm", vit(), data, given=given, objective="erm")), plain)
     constrained = make_trainer(tmp_path / "descent", vit(), data, given=given, dual_lr=1.0)
     assert not same(trained(constrained), plain)
-    with pytest.raises(InputError, match=r"training under noise .*input_ids"):
-        make_trainer(tmp_path / "noise", vit(), data, given=given, objective="noise").train()
+    noisy = make_trainer(tmp_path / "noise", vit(), data, given=given, objective="noise")
+    assert not same(trained(noisy), plain)
+    with pytest.raises(InputError, match=r"training under noise on a batch of words: give input_ids or pixel_values"):
+        noisy._noise(vit(), {"words": 1}, 0.5)
 
 
 def test_one_step_is_the_gradient_of_the_lagrangian(tmp_path: Path) -> None:
@@ -196,6 +198,34 @@ def test_a_grid_does_not_disturb_the_other_objectives(tmp_path: Path, objective:
     record = trainer.descent_history[-1]
     assert [loss is None for loss in record["layer_losses"]] == [False, objective != "deep-supervision", False, False]
     assert len(record["violations"]) == 2
+
+
+def test_every_input_has_its_noise_in_training_and_the_same_in_every_evaluation(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = ViTConfig(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    model = ViTForImageClassification(config).eval()
+    data = [{"pixel_values": torch.rand(3, 8, 8), "labels": i % 2} for i in range(24)]
+    given = {"data_collator": default_data_collator, "eval_dataset": data[:10]}
+
+    def evaluated(gamma: float, batch_size: int = 4) -> dict[str, float]:
+        settings: dict[str, Any] = {"objective": "erm", "input_gamma": gamma, "per_device_eval_batch_size": batch_size}
+        trainer = make_trainer(tmp_path, deepcopy(model), data, given=given, **settings)
+        return trainer.evaluate()
+
+    noisy, clean = evaluated(0.7), evaluated(0.0)
+    noise = Perturbation("gaussian", gamma=0.7)
+    expected = descent_profile(model, data[:10], perturbation=noise, progress=False).mean_losses
+    for layer in range(3):
+        assert noisy[f"eval_layer_loss/{layer}"] == pytest.approx(expected[layer], rel=1e-5)
+        assert evaluated(0.7, 10)[f"eval_layer_loss/{layer}"] == pytest.approx(expected[layer], rel=1e-5)
+    assert noisy["eval_layer_loss/2"] != clean["eval_layer_loss/2"]
+
+    def after(gamma: float) -> dict[str, torch.Tensor]:
+        settings: dict[str, Any] = {"objective": "erm", "input_gamma": gamma, "max_steps": 2}
+        return trained(make_trainer(tmp_path, deepcopy(model), data, given=given, **settings))
+
+    assert same(after(0.7), after(0.7))
+    assert not same(after(0.7), after(0.0))
 
 
 def test_a_loss_outside_of_training_is_that_of_the_batch(tmp_path: Path) -> None:

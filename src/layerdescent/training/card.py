@@ -17,7 +17,7 @@ _TITLES = {
     "descent": "fine-tuned under layerwise descent constraints: every layer has to lower the loss",
     "erm": "fine-tuned on the loss of its last layer (ERM)",
     "deep-supervision": "fine-tuned on a fixed weighted sum of the losses of its layers (deep supervision)",
-    "noise": "fine-tuned on the loss of its last layer under gaussian noise on the word embeddings",
+    "noise": "fine-tuned on the loss of its last layer under gaussian noise on its inputs",
 }
 _FIELDS = {
     "descent": "alpha form first_layer grid dual_lr resilience dual_warmup_steps dual_every violation_cap "
@@ -26,7 +26,7 @@ _FIELDS = {
     "deep-supervision": "layer_weights",
     "noise": "noise_gamma noise_level",
 }
-_COMMON = "learning_rate lr_scheduler_type weight_decay max_grad_norm seed"
+_COMMON = "input_gamma learning_rate lr_scheduler_type weight_decay max_grad_norm seed"
 
 
 def card_section(

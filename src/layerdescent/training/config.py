@@ -122,11 +122,20 @@ class DescentArguments:
         default=None,
         metadata={"help": "Deep supervision: the weights of layers 1 to L, used as they are; none: 1/L each."},
     )
+    input_gamma: float = field(
+        default=0.0,
+        metadata={
+            "help": "Gaussian noise that every input has, whatever the objective, as a denoiser needs: its standard "
+            "deviation, on the word embeddings or on pixel_values. Fresh in training; in evaluation fixed by the "
+            "sample."
+        },
+    )
     noise_gamma: float = field(
         default=0.5,
         metadata={
-            "help": "Noise objective: standard deviation of the embedding noise, in units of the root mean square of "
-            "the embedding matrix. Padding and the special tokens of processing_class get none."
+            "help": "Noise objective: standard deviation of the gaussian noise, on word embeddings in units of the "
+            "root mean square of the embedding matrix (padding and the special tokens of processing_class get none), "
+            "on pixel_values in their own."
         },
     )
 
@@ -134,7 +143,7 @@ class DescentArguments:
         default="fixed",
         metadata={
             "help": "Noise objective: 'fixed', always noise_gamma, or 'uniform', drawn anew for every micro-batch, "
-            "uniform between 0 and noise_gamma.",
+            "uniform between input_gamma and noise_gamma.",
             "choices": NOISE_LEVELS,
         },
     )
@@ -142,8 +151,8 @@ class DescentArguments:
         default=None,
         metadata={
             "help": "Measure the constraints on a second forward pass under gaussian noise, its level drawn anew for "
-            "every micro-batch, uniform between 0 and this, in the unit of noise_gamma; the objective stays the loss "
-            "without it. A step costs twice as much; none: no second pass."
+            "every micro-batch, uniform between input_gamma and this, in the unit of noise_gamma; the objective stays "
+            "the loss without it. A step costs twice as much; none: no second pass."
         },
     )
 
@@ -165,7 +174,7 @@ class DescentArguments:
         for name, least in (("first_layer", 1), ("dual_warmup_steps", 0)):
             if not _whole(getattr(self, name)) or getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)!r}: give a whole number of at least {least}")
-        for name in ("dual_lr", "noise_gamma"):
+        for name in ("dual_lr", "input_gamma", "noise_gamma"):
             if not _finite(getattr(self, name)) or getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)!r}: give a number of at least 0")
         for name in ("violation_cap", "multiplier_max"):
@@ -183,10 +192,10 @@ class DescentArguments:
                 f"feasibility_tolerance is {tolerance!r}: give a number of at least 0, or none for alpha/5"
             )
         if self.constraint_gamma is not None:
-            if not (_finite(self.constraint_gamma) and self.constraint_gamma > 0):
+            if not (_finite(self.constraint_gamma) and self.constraint_gamma > self.input_gamma):
                 raise InputError(
-                    f"constraint_gamma is {self.constraint_gamma!r}: give a number above 0, or none for constraints "
-                    "measured without noise"
+                    f"constraint_gamma is {self.constraint_gamma!r}: give a number above input_gamma "
+                    f"({self.input_gamma:g}), or none for constraints measured where the objective is"
                 )
             if self.objective != "descent":
                 raise InputError(

@@ -28,6 +28,8 @@ from transformers.trainer_utils import EvalLoopOutput
 from layerdescent.descent import DescentConstraints, weighted_sum
 from layerdescent.duals import Multipliers
 from layerdescent.errors import InputError, NonFiniteLossError
+from layerdescent.perturbation import Perturbation
+from layerdescent.perturbation.pixels import training_pixel_noise
 from layerdescent.readout import Readout
 from layerdescent.training.capture import (
     Captured,
@@ -168,7 +170,7 @@ class DescentMixin(_Trainer):
         final, objective = result[0] if return_outputs else result, None
         if model.training and args.constraint_gamma is not None:
             # From here on `final` is a loss under noise like those of the layers below it.
-            level = args.constraint_gamma * float(torch.rand(()))
+            level = _between(args.input_gamma, args.constraint_gamma)
             objective = final
             final, captured = forward(self._noise(bare, batch, level))
         losses, logits = self._layer_losses(captured, batch, final, count)
@@ -264,16 +266,17 @@ class DescentMixin(_Trainer):
         """The level of the noise that the objective is trained under."""
         args = self._descent_args
         if args.objective != "noise":
-            return 0.0
-        return args.noise_gamma * (float(torch.rand(())) if args.noise_level == "uniform" else 1.0)
+            return args.input_gamma
+        return _between(args.input_gamma, args.noise_gamma) if args.noise_level == "uniform" else args.noise_gamma
 
     def _noise(self, model: nn.Module, batch: dict[str, Any], gamma: float) -> AbstractContextManager[None]:
+        """Fresh gaussian noise of one level on what the model reads."""
         if gamma == 0:
             return nullcontext()
+        if "pixel_values" in batch:
+            return training_pixel_noise(model, gamma)
         if "input_ids" not in batch:
-            raise InputError(
-                f"training under noise on a batch of {', '.join(batch)}: it needs input_ids, a text model's"
-            )
+            raise InputError(f"training under noise on a batch of {', '.join(batch)}: give input_ids or pixel_values")
         special = tuple(getattr(self.processing_class, "all_special_ids", ()))
         clean = clean_positions(batch["input_ids"], batch.get("attention_mask"), special)
         return embedding_noise(model, gamma, clean)
@@ -379,10 +382,16 @@ class DescentMixin(_Trainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Trainer's loop; its metrics also hold the mean layer losses, the violations and `descent_score`.
 
-        In distributed evaluation the rows that fill the last batch count twice, at most one batch of them.
+        Inputs have their noise of `input_gamma`, the same whenever it is run. In distributed evaluation the rows that
+        fill the last batch count twice, at most one batch of them.
         """
         self._evaluation_meter.clear()
-        output = super().evaluation_loop(*args, **kwargs)
+        noise: AbstractContextManager[Any] = nullcontext()
+        if self._descent_args.input_gamma:
+            level = Perturbation("gaussian", gamma=self._descent_args.input_gamma)
+            noise = level.on(self.accelerator.unwrap_model(self.model), self.processing_class)
+        with noise:
+            output = super().evaluation_loop(*args, **kwargs)
         losses = self._evaluation_meter.mean(self._sum_over_ranks)
         if losses is not None and output.metrics is not None:
             prefix = kwargs.get("metric_key_prefix", "eval")
@@ -399,6 +408,11 @@ class DescentMixin(_Trainer):
     def descent_history(self) -> list[dict[str, Any]]:
         """The layer-wise record of training, a dictionary for each log entry; see `descent_history` of this package."""
         return descent_history(self.state.log_history)
+
+
+def _between(low: float, high: float) -> float:
+    """A level drawn uniformly, from the global generator on the CPU, whose state a checkpoint holds."""
+    return low + (high - low) * float(torch.rand(()))
 
 
 class _StepCallback(TrainerCallback):
