@@ -8,6 +8,7 @@ from scipy import stats
 
 from layerdescent.errors import InputError
 from layerdescent.statistics import (
+    by_group,
     mean_interval,
     mean_intervals,
     paired_difference,
@@ -203,3 +204,15 @@ def test_wrong_confidence_and_unpaired_shapes_are_refused() -> None:
         simultaneous_upper_bounds(np.zeros((5, 2)), confidence=95)
     with pytest.raises(InputError, match="one shape"):
         paired_difference(np.zeros((2, 5)), np.zeros((3, 5)))
+
+
+def test_groups_keep_the_mean_and_are_what_is_resampled() -> None:
+    rng = np.random.default_rng(0)
+    samples, groups = rng.normal(size=(2, 9)), [5, 5, 1, 1, 1, 1, 5, 7, 7]
+    grouped = by_group(samples, groups)
+    assert grouped.shape == (2, 3)
+    np.testing.assert_allclose(grouped.mean(axis=1), samples.mean(axis=1))
+    np.testing.assert_allclose(grouped[:, 0], samples[:, 2:6].sum(axis=1) * 3 / 9)
+    np.testing.assert_array_equal(by_group(samples, None), samples)
+    with pytest.raises(InputError, match="8 groups for 9 samples"):
+        by_group(samples, groups[:-1])

@@ -101,7 +101,7 @@ def result_of(
             for arm, curve in curves.items()
         },
         baseline="erm",
-        trivial={"majority": np.array(trivial, np.float32)},
+        trivial={"majority": [np.array(trivial, np.float32)] * (1 + len(levels))},
         noise_seeds=[0],
     )
 
@@ -188,6 +188,54 @@ def test_no_noise_at_all_is_a_clean_comparison(models: Models, rows: Rows, optio
     assert [run["noise"] for run in clean["runs"]] == [run["noise"][:1] for run in noisy["runs"]]
     assert clean["paired"] == noisy["paired"][:1]
     assert clean["auc"] == []
+
+
+def test_units_of_one_group_are_resampled_together(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    groups = np.arange(len(rows)) // 3
+    result = robustness_sweep(models, rows, gammas=(1.0,), groups=groups, **options)
+    plain = robustness_sweep(models, rows, gammas=(1.0,), **options)
+    for place, entry in enumerate(result.paired()):
+        values, against = (
+            np.stack([result.measurements[arm, seed][place].values for seed in (0, 1)]) for arm in ("descent", "erm")
+        )
+        estimate = paired_difference(values.reshape(2, -1, 3).mean(axis=2), against.reshape(2, -1, 3).mean(axis=2))
+        assert entry["ci95"] == pytest.approx([estimate.low, estimate.high])
+        assert entry["difference"] == pytest.approx(plain.paired()[place]["difference"])
+        assert entry["n_units"] == len(rows) / 3
+    some = robustness_sweep(models, rows, gammas=(1.0,), groups=groups, noisy_units=[0, 1, 2, 9, 10, 11], **options)
+    assert [entry["n_units"] for entry in some.paired()] == [len(rows) / 3, 2]
+    with pytest.raises(InputError, match="groups must be one integer for each of the 30 rows"):
+        robustness_sweep(models, rows, groups=[0.5] * 30, **options)
+
+
+def test_a_base_takes_the_place_of_clean_inputs(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    base = Perturbation("gaussian", gamma=0.5, special_tokens=True)
+    settings: dict[str, Any] = {"gammas": {"gaussian": (0.25, 0.5, 1.0), "uniform": (1.0,)}} | options
+    kinds = ("gaussian", "uniform")
+    result = robustness_sweep(models, rows, kinds=kinds, base=base, special_tokens=True, **settings)
+    plain = robustness_sweep(models, rows, kinds=kinds, special_tokens=True, **settings)
+    assert [(s.kind, s.gamma) for s in result.settings] == [
+        ("gaussian", 0.5),
+        ("gaussian", 0.25),
+        ("gaussian", 1.0),
+        ("uniform", 1.0),
+    ]
+    np.testing.assert_array_equal(
+        result.measurements["erm", 0][0].losses,
+        plain.measurements["erm", 0][2].losses,
+    )
+    assert {entry["kind"] for entry in result.areas()} == {"gaussian"}  # of uniform noise there is one level
+    weak, middle, strong = (plain._value(plain.values("erm", place)) for place in (1, 2, 3))
+    area = next(entry["value"] for entry in result.areas() if entry["arm"] == "erm")
+    assert area == pytest.approx(((weak + middle) / 2 * 0.25 + (middle + strong) / 2 * 0.5) / 0.75)
+
+
+def test_trivial_predictors_may_know_the_noise(models: Models, rows: Rows, options: dict[str, Any]) -> None:
+    def trivial(part: Rows, noise: Perturbation | None) -> dict[str, Any]:
+        return {"constant": np.full(len(part), 0.0 if noise is None else noise.gamma, np.float32)}
+
+    result = robustness_sweep(models, rows, gammas=(0.5, 1.0), trivial=trivial, noisy_units=[3, 4], **options)
+    assert [entry["value"] for entry in result.trivial_values()] == [0.0, 0.5, 1.0]
 
 
 def test_regression_is_measured_by_the_root_of_the_mean_squared_error(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -40,6 +40,9 @@ from layerdescent.evaluation.sweep_result import (
 from layerdescent.perturbation import SHARE_KINDS, Perturbation
 from layerdescent.readout import ProblemType, Readout
 
+Trivial = Callable[[Rows, Perturbation | None], Mapping[str, NDArray[np.float32]]]
+"""(rows, noise or None) -> by name the per-row values of predictors that have learned nothing, each (N,)."""
+
 GAMMAS = (0.5, 1.0, 1.5, 2.0)
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75)
 
@@ -60,6 +63,9 @@ def robustness_sweep(
     batch_size: int = 32,
     bf16: bool = False,
     noisy_units: Sequence[int] | None = None,
+    base: Perturbation | None = None,
+    groups: ArrayLike | None = None,
+    trivial: Trivial | None = None,
     store: str | Path | None = None,
     progress: bool = True,
 ) -> SweepResult:
@@ -70,9 +76,9 @@ def robustness_sweep(
         with perturbation.on(model):
             right[i] = model(row_i).logits.argmax() == label_i
 
-    A sample's noise depends on its own tokens and the noise seed only, so every model meets the same noise. Clean
-    inputs are always the first setting. Discrete noise is given by the expected share of replaced tokens; its gamma is
-    found once, with the baseline on validation rows, and used for all models.
+    A sample's noise depends on its own tokens or pixels and the noise seed only, so every model meets the same noise.
+    Clean inputs are the first setting, unless there is a `base`. Discrete noise is given by the expected share of
+    replaced tokens; its gamma is found once, with the baseline on validation rows, and used for all models.
 
     Args:
         models: Models, or paths of checkpoints, by arm or by (arm, seed). Paths are loaded one at a time.
@@ -91,8 +97,12 @@ def robustness_sweep(
         batch_size: Rows in a batch.
         bf16: Whether the models' forward passes run under autocast to bfloat16, clean ones included; the head, the
             losses and the noise itself stay in the models' own precision.
-        noisy_units: Positions of the rows that noise is measured on, where all of them would take too long; clean
-            inputs are always measured on all.
+        noisy_units: Positions of the rows that all but the first setting are measured on, where all of them would take
+            too long; the first one is always measured on all.
+        base: The noise that models met in training, such as a denoiser's: the first setting, instead of clean inputs.
+        groups: The independent unit (N,) that each row belongs to, such as its clip: intervals are over these.
+        trivial: Predictors that have learned nothing, given the rows and the noise, None for none: per-row values for
+            each name; by default the majority class or the mean label.
         store: A folder that keeps each finished (model, setting), so that an interrupted sweep goes on where it was.
             What is found there is used only if model, data, noise and precision are the same, byte by byte.
         progress: Whether a bar shows how long it still takes.
@@ -117,7 +127,7 @@ def robustness_sweep(
     """
     keyed = _keyed(models)
     baseline = _checked_baseline(keyed, baseline)
-    noises = _perturbations(kinds, gammas, shares, noise_seeds, special_tokens)
+    noises = _perturbations(kinds, gammas, shares, noise_seeds, special_tokens, base)
     sample = None if noisy_units is None else _positions(noisy_units, len(data))
     first = next((key for key in keyed if key[0] == baseline), next(iter(keyed)))
     tokenizer = load_tokenizer(processing_class, keyed[first], data)
@@ -125,27 +135,45 @@ def robustness_sweep(
     noises = _calibrated(noises, keyed[first], validation, tokenizer, shelf)
 
     measurements: dict[Key, list[Measurement]] = {}
-    clean = _Part(data, batch_size, shelf)
-    noisy = clean if sample is None else _Part([data[row] for row in sample.tolist()], batch_size, shelf)
-    batches = len(clean.batches) + sum(len(draws) for draws in noises) * len(noisy.batches)
-    evaluation = _Evaluation(clean, noisy, tokenizer, shelf, bf16)
+    whole = _Part(data, batch_size, shelf)
+    part = whole if sample is None else _Part([data[row] for row in sample.tolist()], batch_size, shelf)
+    batches = len(whole.batches) + sum(len(draws) for draws in noises) * len(part.batches)
+    evaluation = _Evaluation(whole, part, tokenizer, shelf, bf16)
     with tqdm(total=len(keyed) * batches, desc="sweep", unit="batch", disable=not progress) as bar:
         for key, model in keyed.items():
             bar.set_postfix_str(f"{key[0]} seed {key[1]}")
-            found = list(evaluation.measure(model, [[None], *noises], bar))
+            found = list(evaluation.measure(model, [[base], *noises], bar))
             measurements[key] = [Measurement.average(draws) for draws in found]
     kind = evaluation.kind
-    labels = labels_of(data, kind)
+    if trivial is None:
+        usual = trivial_predictors(labels_of(data, kind), kind, train_labels)
+        predictors = {
+            name: [values, *[values if sample is None else values[sample]] * len(noises)]
+            for name, values in usual.items()
+        }
+    else:
+        by_setting = [trivial(whole.rows, base), *(trivial(part.rows, draws[0]) for draws in noises)]
+        predictors = {name: [values[name] for values in by_setting] for name in by_setting[0]}
     return SweepResult(
         kind=kind,
-        settings=[CLEAN, *(_setting(draws[0]) for draws in noises)],
+        settings=[CLEAN if base is None else _setting(base), *(_setting(draws[0]) for draws in noises)],
         measurements=measurements,
         baseline=baseline,
-        trivial=trivial_predictors(labels, kind, train_labels),
+        trivial=predictors,
         noise_seeds=list(noise_seeds),
         bf16=bf16,
         noisy_units=sample,
+        groups=None if groups is None else _one_group_a_row(groups, len(data)),
     )
+
+
+def _one_group_a_row(groups: ArrayLike, count: int) -> NDArray[np.int64]:
+    checked = np.asarray(groups)
+    if checked.shape != (count,) or not np.issubdtype(checked.dtype, np.integer):
+        raise InputError(
+            f"groups must be one integer for each of the {count} rows; got {checked.dtype} {checked.shape}"
+        )
+    return checked.astype(np.int64)
 
 
 class _Part:
@@ -158,8 +186,8 @@ class _Part:
 class _Evaluation:
     """Measures models on one data set; knows the heads' problem type once it has seen the first."""
 
-    def __init__(self, clean: _Part, noisy: _Part, tokenizer: Any, shelf: "_Shelf", bf16: bool) -> None:
-        self.clean, self.noisy, self.tokenizer, self.shelf, self.bf16 = clean, noisy, tokenizer, shelf, bf16
+    def __init__(self, first: _Part, others: _Part, tokenizer: Any, shelf: "_Shelf", bf16: bool) -> None:
+        self.first, self.others, self.tokenizer, self.shelf, self.bf16 = first, others, tokenizer, shelf, bf16
         self._kind: ProblemType | None = None
 
     @property
@@ -176,10 +204,9 @@ class _Evaluation:
         # Nothing is said of the models' own precision: what was stored before there was a choice stays valid.
         identity = self.shelf.identity(model=model) | ({"bf16": True} if self.bf16 else {})
         loaded = None
-        for draws in settings:
-            found = []
+        for place, draws in enumerate(settings):
+            part, found = self.first if place == 0 else self.others, []
             for noise in draws:
-                part = self.clean if noise is None else self.noisy
                 this = part.identity | identity | {"noise": None if noise is None else noise.to_dict()}
                 stored = self.shelf.get(this)
                 if stored is not None:
@@ -197,8 +224,8 @@ class _Evaluation:
         """The model, once it is clear that the labels fit its head."""
         loaded = load_model(model)
         readout = Readout.for_model(loaded)
-        self._see(problem_type(readout, self.clean.rows))
-        labels_of(self.clean.rows, self.kind, readout.model.config.num_labels)
+        self._see(problem_type(readout, self.first.rows))
+        labels_of(self.first.rows, self.kind, readout.model.config.num_labels)
         return loaded
 
     def _run(
@@ -313,15 +340,16 @@ def _perturbations(
     shares: Sequence[float],
     noise_seeds: Sequence[int],
     special_tokens: bool,
+    base: Perturbation | None,
 ) -> list[list[Perturbation]]:
-    """The noisy settings, each with one perturbation a noise seed; level 0 is the clean setting and left out."""
+    """The settings after the first, each with one perturbation a noise seed; what the first one is, is left out."""
     if not noise_seeds:
         raise InputError("noise_seeds is empty: give at least one, for example (0,)")
     settings = []
     for kind in dict.fromkeys(kinds):
         levels = shares if kind in SHARE_KINDS else gammas[kind] if isinstance(gammas, Mapping) else gammas
         for level in dict.fromkeys(levels):
-            if level != 0:
+            if level != 0 and (base is None or (kind, level) != (base.kind, base.gamma)):
                 strength = {"share": level} if kind in SHARE_KINDS else {"gamma": level}
                 draw: Any = {"kind": kind, "special_tokens": special_tokens, **strength}
                 settings.append([Perturbation(**draw, seed=seed) for seed in noise_seeds])

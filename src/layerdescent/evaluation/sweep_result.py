@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from layerdescent.readout import ProblemType
-from layerdescent.statistics import paired_difference
+from layerdescent.statistics import by_group, paired_difference
 from layerdescent.tables import condition
 
 Array = NDArray[np.float64]
@@ -64,23 +64,25 @@ class SweepResult:
 
     Attributes:
         kind: The heads' problem type; the metric is accuracy, or rmse for regression.
-        settings: The settings; the first one is clean.
+        settings: The settings; the first one is what models meet in training, clean unless they are denoisers.
         measurements: For every (arm, seed) one measurement a setting.
         baseline: The arm that the others are compared with; None for none.
-        trivial: Per-unit values (N,) of predictors that ignore their input.
+        trivial: For every setting the per-unit values of predictors that have learned nothing.
         noise_seeds: The seeds that every noisy setting is averaged over.
         bf16: Whether the forward passes ran in bfloat16.
-        noisy_units: Positions of the units that noise was measured on, where not all; clean values are of all N.
+        noisy_units: Positions of the units that all but the first setting were measured on; None for all N.
+        groups: (N,) the independent unit that each one belongs to, such as a clip; None where each stands for itself.
     """
 
     kind: ProblemType
     settings: Sequence[Setting]
     measurements: Mapping[Key, Sequence[Measurement]]
     baseline: str | None
-    trivial: Mapping[str, NDArray[np.float32]]
+    trivial: Mapping[str, Sequence[NDArray[np.float32]]]
     noise_seeds: Sequence[int]
     bf16: bool = False
     noisy_units: NDArray[np.int64] | None = None
+    groups: NDArray[np.int64] | None = None
 
     @property
     def metric(self) -> Literal["accuracy", "rmse"]:
@@ -92,13 +94,13 @@ class SweepResult:
         mean = float(np.mean(values, dtype=np.float64))
         return math.sqrt(mean) if self.metric == "rmse" else mean
 
-    def _paired(self, values: NDArray[Any], against: NDArray[Any]) -> dict[str, Any]:
+    def _paired(self, values: NDArray[Any], against: NDArray[Any], groups: NDArray[Any] | None) -> dict[str, Any]:
         """The paired difference of the metric, with its interval.
 
         For squared errors, a - b = (a^2 - b^2) / (a + b) turns the difference of the means into that of their roots:
         exact for the difference, to first order for the interval.
         """
-        fields = paired_difference(values, against).to_dict()
+        fields = paired_difference(by_group(values, groups), by_group(against, groups)).to_dict()
         scale = 1.0
         if self.metric == "rmse":
             scale = 1 / max(self._value(values) + self._value(against), np.finfo(float).tiny)
@@ -119,9 +121,11 @@ class SweepResult:
         rows = [self.measurements[arm, seed][setting].values for seed in seeds or self.seeds(arm)]
         return np.stack(rows)
 
-    def _of_setting(self, values: NDArray[Any], setting: Setting) -> NDArray[Any]:
-        """Those of the values (…, N) of all units that belong to units measured under a setting."""
-        return values if setting == CLEAN or self.noisy_units is None else values[..., self.noisy_units]
+    def _groups(self, setting: int) -> NDArray[np.int64] | None:
+        """The groups of the units that a setting was measured on."""
+        if self.groups is None or setting == 0 or self.noisy_units is None:
+            return self.groups
+        return self.groups[self.noisy_units]
 
     def noise(self, arm: str, seed: int) -> list[dict[str, Any]]:
         """One model's values under every setting, as the `noise` list of a results file."""
@@ -141,7 +145,7 @@ class SweepResult:
         return [
             {"arm": arm, "against": self.baseline}
             | setting.to_dict()
-            | self._paired(self.values(arm, place, seeds), self.values(against, place, seeds))
+            | self._paired(self.values(arm, place, seeds), self.values(against, place, seeds), self._groups(place))
             for arm, against, seeds in self._pairs()
             for place, setting in enumerate(self.settings)
         ]
@@ -149,30 +153,34 @@ class SweepResult:
     def areas(self) -> list[dict[str, Any]]:
         """For every arm and kind the normalised area under its value-level curve, and its paired difference.
 
-            area = (1 / level_max) * integral from 0 to level_max, by the trapezoidal rule, unit by unit
+            area = integral from level_min to level_max / (level_max - level_min), by the trapezoidal rule, unit by unit
 
-        so that it is a mean value over noise levels, 1 for a model that is always right. The root of squared errors is
+        so that it is a mean value over noise levels, 1 for a model that is always right; level_min is 0 where clean
+        inputs were measured. A kind with one level has no area. The root of squared errors is
         taken last.
         """
         pairs = {arm: (against, seeds) for arm, against, seeds in self._pairs()}
         found = []
         for kind in dict.fromkeys(setting.kind for setting in self.settings[1:]):
+            if len(self._axis(kind)[0]) < 2:
+                continue
             for arm in self.arms:
                 area = self._area(arm, kind, self.seeds(arm))
                 entry = {"arm": arm, "kind": kind, "upto": self._axis(kind)[1][-1], "value": self._value(area)}
                 if arm in pairs:
                     against, seeds = pairs[arm]
-                    difference = self._paired(self._area(arm, kind, seeds), self._area(against, kind, seeds))
+                    areas = self._area(arm, kind, seeds), self._area(against, kind, seeds)
+                    difference = self._paired(*areas, self._groups(1))
                     entry |= {"against": against} | difference
                 found.append(entry)
         return found
 
     def trivial_values(self) -> list[dict[str, Any]]:
-        """The trivial predictors under every setting; they ignore the input, so noise does not change them."""
+        """The trivial predictors under every setting."""
         return [
-            {"name": name} | setting.to_dict() | {"value": self._value(self._of_setting(values, setting))}
-            for name, values in self.trivial.items()
-            for setting in self.settings
+            {"name": name} | setting.to_dict() | {"value": self._value(values)}
+            for name, of_settings in self.trivial.items()
+            for setting, values in zip(self.settings, of_settings, strict=True)
         ]
 
     def beaten_by_trivial(self) -> list[str]:
@@ -180,7 +188,7 @@ class SweepResult:
         sentences = []
         for name, trivial in self.trivial.items():
             for place, setting in enumerate(self.settings):
-                bar = self._value(self._of_setting(trivial, setting))
+                bar = self._value(trivial[place])
                 scores = [self._value(self.values(arm, place)) for arm in self.arms]
                 best = min(scores) if self.metric == "rmse" else max(scores)
                 if best >= bar if self.metric == "rmse" else best <= bar:
@@ -192,13 +200,14 @@ class SweepResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The sweep as JSON-able fields: `runs` with their `noise`, `paired`, `auc`, `trivial`."""
+        n_units = len(next(iter(self.measurements.values()))[0].values)
         return {
             "metric": self.metric,
             "baseline": self.baseline,
             "noise_seeds": list(self.noise_seeds),
             "bf16": self.bf16,
-            "n_units": len(all_units := next(iter(self.trivial.values()))),
-            "n_noisy_units": len(all_units if self.noisy_units is None else self.noisy_units),
+            "n_units": n_units,
+            "n_noisy_units": n_units if self.noisy_units is None else len(self.noisy_units),
             "runs": [{"arm": arm, "seed": seed, "noise": self.noise(arm, seed)} for arm, seed in self.measurements],
             "paired": self.paired(),
             "auc": self.areas(),
@@ -217,19 +226,18 @@ class SweepResult:
         ]
 
     def _axis(self, kind: str) -> tuple[list[int], list[float]]:
-        """The positions and levels of the settings on a kind's axis, from clean upwards."""
-        places = [0, *(place for place, setting in enumerate(self.settings) if setting.kind == kind)]
+        """The positions and levels of the settings on a kind's axis, from clean upwards where that was measured."""
+        places = [place for place, setting in enumerate(self.settings) if setting == CLEAN or setting.kind == kind]
         places.sort(key=lambda place: self.settings[place].level)
         return places, [self.settings[place].level for place in places]
 
     def _area(self, arm: str, kind: str, seeds: Sequence[int]) -> Array:
         """Normalised areas (S, N) of the units that noise was measured on."""
         places, levels = self._axis(kind)
-        clean, *noisy = [self.values(arm, place, seeds) for place in places]
-        if self.noisy_units is not None:
-            clean = clean[:, self.noisy_units]
-        curves = np.stack([clean, *noisy]).astype(np.float64)
-        return np.asarray(np.trapezoid(curves, levels, axis=0) / levels[-1])
+        of_all = slice(None) if self.noisy_units is None else self.noisy_units
+        curves = [self.values(arm, place, seeds)[:, of_all if place == 0 else slice(None)] for place in places]
+        area = np.trapezoid(np.stack(curves).astype(np.float64), levels, axis=0)
+        return np.asarray(area / (levels[-1] - levels[0]))
 
 
 def common_seeds(first: Sequence[int], second: Sequence[int]) -> list[int]:
