@@ -154,9 +154,8 @@ def by_group(samples: ArrayLike, groups: ArrayLike | None) -> Array:
     names, place = np.unique(np.asarray(groups), return_inverse=True)
     if place.shape != values.shape[-1:]:
         raise InputError(f"{len(place)} groups for {values.shape[-1]} samples: give one for each")
-    sums = np.zeros((*values.shape[:-1], len(names)))
-    np.add.at(sums, (..., place), values)
-    return sums * (len(names) / len(place))
+    sums = [values[..., place == group].sum(axis=-1) for group in range(len(names))]
+    return np.stack(sums, axis=-1) * (len(names) / len(place))
 
 
 def mean_intervals(

@@ -231,7 +231,7 @@ def test_a_base_takes_the_place_of_clean_inputs(models: Models, rows: Rows, opti
 
 
 def test_trivial_predictors_may_know_the_noise(models: Models, rows: Rows, options: dict[str, Any]) -> None:
-    def trivial(part: Rows, noise: Perturbation | None) -> dict[str, Any]:
+    def trivial(part: Any, noise: Perturbation | None) -> dict[str, Any]:
         return {"constant": np.full(len(part), 0.0 if noise is None else noise.gamma, np.float32)}
 
     result = robustness_sweep(models, rows, gammas=(0.5, 1.0), trivial=trivial, noisy_units=[3, 4], **options)
