@@ -63,6 +63,7 @@ class Family:
     settings: dict[str, Any]
     layers: str
     image: bool = False
+    clip: bool = False
     cut_model: Callable[[Any, int], Any] | None = None
     cuts: Sequence[int] = field(default=range(4))
 
@@ -79,12 +80,20 @@ class Family:
     def batch(self, size: int = 4) -> dict[str, Tensor]:
         if self.image:
             return {"pixel_values": torch.randn(size, 3, 8, 8)}
+        if self.clip:
+            return {"pixel_values": torch.rand(size, 5, 16)}
         ids = torch.randint(4, 32, (size, 7))
         ids[:, 0] = 2
         mask = torch.ones_like(ids)
         for row, length in enumerate([7, 4, 5, 3][:size]):
             mask[row, length:] = 0
         return {"input_ids": ids.where(mask == 1, 1), "attention_mask": mask}
+
+    def labels(self) -> Tensor:
+        """Labels for a batch of four, other than 0 anywhere but in one class."""
+        if not self.clip:
+            return torch.tensor([0, 1, 2, 1])
+        return torch.rand(4, 5, 16, generator=torch.Generator().manual_seed(0))
 
     def cut(self, model: Any, layer: int) -> Any:
         """A copy of the model that ends after `layer` layers: what reading that layer must equal."""
@@ -114,6 +123,16 @@ def _cut_deberta(model: Any, layer: int) -> Any:
 def _cut_albert(model: Any, layer: int) -> Any:
     model.config.num_hidden_layers = layer // model.config.inner_group_num
     return model
+
+
+def _cut_denoiser(model: Any, layer: int) -> Any:
+    model.config.num_hidden_layers = layer
+    return model
+
+
+def _denoiser(architecture: str, **settings: Any) -> Family:
+    sizes = {"num_pixels": 16, "hidden_size": 24, "num_hidden_layers": 3}
+    return Family(architecture, sizes | settings, "", clip=True, cut_model=_cut_denoiser)
 
 
 def _mean_pooled(model_type: str, settings: dict[str, Any], layers: str, **more: Any) -> Family:
@@ -174,6 +193,12 @@ FAMILIES = {
     "vit": Family("ViTForImageClassification", IMAGE, "vit.layers", image=True),
     "deit": Family("DeiTForImageClassification", IMAGE, "deit.layers", image=True),
     "dinov2": Family("Dinov2ForImageClassification", IMAGE | {"mlp_ratio": 2}, "dinov2.encoder.layer", image=True),
+    "dust": _denoiser("DustForDenoising", num_attention_heads=2),
+    "dust-joint": _denoiser("DustForDenoising", free=False, joint=True),
+    "lista": _denoiser("IstaForDenoising", learned=True),
+    "ut": _denoiser("UtForDenoising"),
+    "ut-tied": _denoiser("UtForDenoising", tied=True),
+    "transformer-denoiser": _denoiser("TransformerForDenoising", dropout=0.1),
 }
 
 
@@ -184,6 +209,16 @@ def families() -> dict[str, Family]:
 
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=[name for name, family in FAMILIES.items() if not family.clip])
+def classifier(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=[name for name, family in FAMILIES.items() if family.clip])
+def denoiser(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
 
 

@@ -86,11 +86,11 @@ def test_wrappers_of_parallel_and_compiled_models_are_seen_through(bert: Any) ->
 
 @pytest.mark.parametrize("layers", [[0, 2, 3], [1], [0, 1]])
 def test_chosen_layers_are_slices_of_all(family: Any, layers: list[int]) -> None:
-    model, batch = family.model().train(), family.batch()
+    model, batch, labels = family.model().train(), family.batch(), family.labels()
     readout = Readout.for_model(model)
-    outputs = model(**batch, labels=LABELS, **readout.needs_hidden_states)
-    every = readout.layer_losses(outputs, LABELS, batch)
-    some = readout.layer_losses(outputs, LABELS, batch, layers=layers)
+    outputs = model(**batch, labels=labels, **readout.needs_hidden_states)
+    every = readout.layer_losses(outputs, labels, batch)
+    some = readout.layer_losses(outputs, labels, batch, layers=layers)
     torch.testing.assert_close(some, every[layers], rtol=1e-6, atol=1e-6)
 
 
@@ -115,15 +115,15 @@ def test_losses_without_labels_in_the_forward_are_the_same(bert: Any) -> None:
 @pytest.mark.parametrize("outside", [False, True], ids=["read under autocast", "read outside of it"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_autocast_gives_fp32_losses(family: Any, training: bool, outside: bool) -> None:
-    model, batch = family.model().train(training), family.batch()
+    model, batch, labels = family.model().train(training), family.batch(), family.labels()
     readout = Readout.for_model(model)
     torch.manual_seed(1)
-    exact = readout.layer_losses(model(**batch, labels=LABELS, **readout.needs_hidden_states), LABELS, batch)
+    exact = readout.layer_losses(model(**batch, labels=labels, **readout.needs_hidden_states), labels, batch)
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16):
-        outputs = model(**batch, labels=LABELS, **readout.needs_hidden_states)
-        inside = readout.layer_losses(outputs, LABELS, batch)
-    losses = readout.layer_losses(outputs, LABELS, batch) if outside else inside
+        outputs = model(**batch, labels=labels, **readout.needs_hidden_states)
+        inside = readout.layer_losses(outputs, labels, batch)
+    losses = readout.layer_losses(outputs, labels, batch) if outside else inside
     assert losses.dtype == torch.float32
     torch.testing.assert_close(losses, exact, rtol=0.1, atol=0.1)
     losses.sum().backward()

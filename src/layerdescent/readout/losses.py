@@ -1,4 +1,4 @@
-"""The loss of a classification head, per sample, for logits of any number of layers at once.
+"""The loss of a head, per sample, for logits of any number of layers at once.
 
 Which loss it is, is decided as Hugging Face decides it in the model's own forward; only the reduction is left out.
 """
@@ -15,7 +15,7 @@ from layerdescent.errors import InputError
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 
 Losses = Callable[[Any, Tensor, Tensor], Tensor]
-"""(config, logits (..., B, K), labels (B,) or (B, K)) -> losses (..., B)."""
+"""(config, logits (..., B, K), labels (B,) or (B, K)) -> losses (..., B); (T, m) instead of K for a denoiser."""
 
 IGNORED = -100
 
@@ -122,6 +122,30 @@ def deberta_losses(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
     if labels.dim() == 1 or labels.size(-1) == 1:
         return _cross_entropy(logits, labels.long().where(labels >= 0, IGNORED))
     return -(logits.log_softmax(-1) * labels).sum(-1)
+
+
+def reconstruction_losses(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute the per-sample loss of a denoiser: the squared error, averaged over frames and pixels.
+
+        F(S) = |S - S*|_F^2 / (T m)
+
+    Args:
+        config: not used: a denoiser has no other loss.
+        logits: (..., B, T, m), reconstructions; any leading axes, for example one of layers.
+        labels: (B, T, m), clean sequences.
+
+    Returns:
+        (..., B), fp32 (fp64 for fp64 reconstructions).
+
+    Source: the mean squared error; the paper reports its root [P].
+
+    Example:
+        >>> clean = torch.zeros(1, 2, 2)
+        >>> reconstruction_losses(None, clean + torch.tensor([1.0, 3.0]), clean)
+        tensor([5.])
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (logits - labels.to(logits)).square().mean((-2, -1))
 
 
 def mean_loss(config: Any, losses: Tensor, labels: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from layerdescent.errors import InputError
-from layerdescent.readout.losses import Losses, deberta_losses, head_losses
+from layerdescent.readout.losses import Losses, deberta_losses, head_losses, reconstruction_losses
 
 Model = Any  # a transformers model: its submodules are named by the table, so no type says more
 Rows = Callable[[Model, Tensor, Mapping[str, Any] | None], Tensor]
@@ -32,6 +32,7 @@ class ReadoutSpec:
         num_layers: model -> L, such that the model returns L + 1 hidden states.
         rows: (model, hidden (B, S, d), batch) -> (B, d'): what the head needs of a hidden state, picked or pooled
             before any matrix product, without random numbers. `batch` is what went into the model, None when not given.
+            A denoiser keeps every position: (B, T, m).
         head: (model, rows (N, d')) -> logits (N, K), row by row: pooler, dropout and classifier, called as modules
             (never through `.weight`), so that adapters act. A norm that the model applies after its last layer belongs
             here, or into `rows` when pooling comes after it.
@@ -126,6 +127,14 @@ def _dinov2_head(model: Model, rows: Tensor) -> Tensor:
     return model.classifier(rows)
 
 
+# Denoisers return every layer read by their shared decoder already (layerdescent.models).
+_DENOISER = ReadoutSpec(
+    num_layers=lambda model: model.config.num_hidden_layers,
+    rows=lambda model, hidden, batch: hidden,
+    head=lambda model, rows: rows,
+    losses=reconstruction_losses,
+)
+
 READOUTS: dict[str, ReadoutSpec] = {
     "AlbertForSequenceClassification": ReadoutSpec(num_layers=_albert_num_layers, rows=_first_token, head=_albert_head),
     "BertForSequenceClassification": ReadoutSpec(
@@ -146,9 +155,11 @@ READOUTS: dict[str, ReadoutSpec] = {
     "DistilBertForSequenceClassification": ReadoutSpec(
         num_layers=lambda model: len(model.distilbert.transformer.layer), rows=_first_token, head=_distilbert_head
     ),
+    "DustForDenoising": _DENOISER,
     "ElectraForSequenceClassification": ReadoutSpec(
         num_layers=lambda model: len(model.electra.encoder.layer), rows=_first_token, head=_classification_head
     ),
+    "IstaForDenoising": _DENOISER,
     "MPNetForSequenceClassification": ReadoutSpec(
         num_layers=lambda model: len(model.mpnet.encoder.layer), rows=_first_token, head=_classification_head
     ),
@@ -166,6 +177,8 @@ READOUTS: dict[str, ReadoutSpec] = {
     "RobertaForSequenceClassification": ReadoutSpec(
         num_layers=lambda model: len(model.roberta.encoder.layer), rows=_first_token, head=_classification_head
     ),
+    "TransformerForDenoising": _DENOISER,
+    "UtForDenoising": _DENOISER,
     "ViTForImageClassification": ReadoutSpec(
         num_layers=lambda model: len(model.vit.layers), rows=_first_token, head=_vit_head
     ),
