@@ -28,6 +28,7 @@ from layerdescent.experiment import (
     train_recipe,
 )
 from layerdescent.recipes import Recipe, load_recipe
+from layerdescent.report import write_report
 from layerdescent.runs import Run, _KeepWeights, training_config
 from layerdescent.tables import comparison_table
 from tests.tiny_recipe import save_checkpoint, write_recipe, write_reviews
@@ -146,6 +147,23 @@ def test_another_seed_is_added(compared: tuple[dict[str, Any], Path], recipe_fil
     assert [run["seed"] for run in both["runs"]] == [0, 0, 1, 1]
     assert both["runs"][0] == results["runs"][0]
     assert {row["n_seeds"] for row in both["paired"]} == {2}
+
+
+def test_only_what_is_trained_may_be_compared(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(str(recipe_file), ["seeds=[0, 1, 2]"])
+    with pytest.raises(InputError, match="no run of erm, the baseline, is finished"):
+        compare_recipe(recipe, tmp_path, trained_only=True, progress=False)
+    for arm, seed in (("erm", 0), ("erm", 1), ("descent", 1), ("descent", 2)):
+        train_recipe(recipe, arm, seed, tmp_path, progress=False)
+    monkeypatch.setattr("layerdescent.experiment.train_run", None)
+    results = compare_recipe(recipe, tmp_path, trained_only=True, progress=False)
+    assert [(run["arm"], run["seed"]) for run in results["runs"]] == [("erm", 0), ("erm", 1), ("descent", 1)]
+    assert results["seeds"] == [0, 1]
+    assert {row["n_seeds"] for row in results["paired"]} == {1}
+    assert write_report(results, tmp_path).is_file()
+    assert "erm" in comparison_table(results)
 
 
 def test_frontier_has_checkpoints_and_variants(recipe_file: Path, tmp_path: Path) -> None:

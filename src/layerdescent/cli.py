@@ -152,6 +152,9 @@ def compare(
         list[int] | None,
         typer.Option(min=0, max=2**32 - 1, help="These seeds instead of the recipe's; repeatable."),
     ] = None,
+    trained_only: Annotated[
+        bool, typer.Option("--trained-only", help="Compare the runs that are finished, and train nothing.")
+    ] = False,
     set_: Overrides = None,
     folder: Folder = None,
     quiet: Quiet = False,
@@ -165,7 +168,15 @@ def compare(
     _calm()
     chosen = load_recipe(recipe, set_ or [])
     target = folder or Path("runs") / chosen.name
-    results = compare_recipe(chosen, target, arms=arm, seeds=seed, progress=not quiet, command=_command(ctx))
+    results = compare_recipe(
+        chosen,
+        target,
+        arms=arm,
+        seeds=seed,
+        trained_only=trained_only,
+        progress=not quiet,
+        command=_command(ctx),
+    )
     page = write_report(results, target)
     typer.echo(comparison_table(results))
     typer.echo(f"results: {target / 'results.json'}\npage:    {page}")

@@ -68,6 +68,7 @@ def compare_recipe(
     *,
     arms: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
+    trained_only: bool = False,
     progress: bool = True,
     command: str | None = None,
 ) -> dict[str, Any]:
@@ -78,6 +79,7 @@ def compare_recipe(
         folder: where everything goes; see the module's docstring.
         arms: some of the recipe's arms; None takes all. The baseline is always among them.
         seeds: instead of the recipe's.
+        trained_only: evaluate the runs that are finished and train nothing: an early look, or arms with unequal seeds.
         progress: show progress bars and stages.
         command: the command line to store with the results.
 
@@ -85,11 +87,13 @@ def compare_recipe(
         The results, as stored in `FOLDER/results.json`.
 
     Raises:
-        InputError: see `train_recipe`.
+        InputError: see `train_recipe`; or only trained runs were asked for and there is none of the baseline's.
     """
     names = dict.fromkeys([recipe.baseline, *(_known_arm(recipe, arm) for arm in arms or recipe.arms)])
     runs = [Run(recipe, arm, seed, folder) for seed in dict.fromkeys(seeds or recipe.seeds) for arm in names]
     extra = _frontier_runs(recipe, runs)
+    if trained_only:
+        runs, extra = _trained(runs), [run for run in extra if run.record.is_file()]
     check_settings([*runs, *extra])
     claim_folder(folder, recipe)
     say = _Stages(len(runs) + len(extra) + 2, show=progress)
@@ -115,6 +119,19 @@ def compare_recipe(
     results = _results(recipe, runs, profiles, sweep, frontier, shift, data, command)
     write_json(folder / "results.json", results)
     return results
+
+
+def _trained(runs: Sequence[Run]) -> list[Run]:
+    """The finished runs of every seed whose baseline is finished, as all others are compared with it."""
+    finished = [run for run in runs if run.record.is_file()]
+    recipe = runs[0].recipe
+    seeds = {run.seed for run in finished if run.arm == recipe.baseline}
+    if not seeds:
+        raise InputError(
+            f"no run of {recipe.baseline}, the baseline, is finished in {runs[0].root}: train it first, or leave "
+            "trained-only out"
+        )
+    return [run for run in finished if run.seed in seeds]
 
 
 # Settings ------------------------------------------------------------------------------------------------------------
