@@ -16,7 +16,7 @@ from layerdescent.evaluation import DescentProfile, descent_profile, describe
 from layerdescent.evaluation.diagnostics import Calibration
 from layerdescent.layers import CALIBRATED_FALL, rises
 from layerdescent.perturbation import Perturbation
-from tests.evaluation.tiny import Rows, make_model, make_rows
+from tests.evaluation.tiny import Rows, make_clips, make_denoiser, make_model, make_rows
 
 
 def simulated(means: list[float], spread: float = 0.05, count: int = 500, **more: object) -> DescentProfile:
@@ -148,6 +148,27 @@ def test_images() -> None:
     assert profile.layer_losses.shape == (9, 3)
 
 
+@pytest.mark.parametrize("noise", [0.1, 0.0], ids=["noisy", "clean"])
+def test_clips_of_a_denoiser(noise: float) -> None:
+    model = make_denoiser()
+    data = make_clips(12, noise)
+    profile = descent_profile(model, data, validation=data[:5], batch_size=5, progress=False)
+    assert (profile.kind, profile.labels.shape, profile.accuracies) == ("regression", (12, 4, 16), None)
+    pixels, labels = (torch.from_numpy(np.stack([row[name] for row in data])) for name in ("pixel_values", "labels"))
+    with torch.no_grad():
+        states = model(pixels, output_hidden_states=True).hidden_states
+    for layer, state in enumerate(states):
+        expected = (state - labels).square().mean((1, 2)).numpy()
+        np.testing.assert_allclose(profile.layer_losses[:, layer], expected, rtol=1e-4, atol=1e-9)
+        gain, offset = np.polyfit(state[:5].numpy().ravel(), labels[:5].numpy().ravel(), 1)
+        fitted = (gain * state + offset - labels).square().mean((1, 2)).numpy()
+        assert profile.calibrated_layer_losses is not None
+        np.testing.assert_allclose(profile.calibrated_layer_losses[:, layer], fitted, rtol=1e-3, atol=1e-9)
+    constant = (labels - labels.mean(0)).square().mean((1, 2)).numpy()
+    np.testing.assert_allclose(profile.constant_losses, constant, rtol=1e-4)
+    assert profile.to_dict()["verdict"]["calibrated"] in (True, False)
+
+
 def test_the_words() -> None:
     assert simulated([0.69, 0.5, 0.3]).verdict == {
         "monotone": True,
@@ -253,7 +274,7 @@ def test_no_space_left_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_data_that_cannot_have_a_profile(rows: Rows, tokenizer: PreTrainedTokenizerFast) -> None:
     same = [row | {"labels": 1} for row in rows]
-    with pytest.raises(InputError, match="all 30 rows have the label 1"):
+    with pytest.raises(InputError, match="all 30 rows have the same label"):
         descent_profile(make_model(), same, processing_class=tokenizer, progress=False)
     with pytest.raises(InputError, match="no data"):
         descent_profile(make_model(), [], processing_class=tokenizer, progress=False)

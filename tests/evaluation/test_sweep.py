@@ -17,7 +17,7 @@ from layerdescent.evaluation.batches import load_model
 from layerdescent.evaluation.sweep_result import trivial_predictors
 from layerdescent.perturbation import Perturbation
 from layerdescent.statistics import paired_difference
-from tests.evaluation.tiny import Rows, make_model, make_rows
+from tests.evaluation.tiny import Rows, make_clips, make_denoiser, make_model, make_rows
 
 Models = dict[tuple[str, int], BertForSequenceClassification]
 
@@ -231,11 +231,11 @@ def test_a_base_takes_the_place_of_clean_inputs(models: Models, rows: Rows, opti
 
 
 def test_trivial_predictors_may_know_the_noise(models: Models, rows: Rows, options: dict[str, Any]) -> None:
-    def trivial(part: Any, noise: Perturbation | None) -> dict[str, Any]:
-        return {"constant": np.full(len(part), 0.0 if noise is None else noise.gamma, np.float32)}
+    def trivial(at: Any, noise: Perturbation | None) -> dict[str, Any]:
+        return {"place": at + (0.0 if noise is None else 100 * (noise.gamma or 0))}
 
     result = robustness_sweep(models, rows, gammas=(0.5, 1.0), trivial=trivial, noisy_units=[3, 4], **options)
-    assert [entry["value"] for entry in result.trivial_values()] == [0.0, 0.5, 1.0]
+    assert [entry["value"] for entry in result.trivial_values()] == [14.5, 53.5, 103.5]
 
 
 def test_regression_is_measured_by_the_root_of_the_mean_squared_error(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -392,6 +392,23 @@ def test_the_bar_counts_every_batch(
     robustness_sweep(models, rows, gammas=(1.0,), noise_seeds=(0, 1), **(options | {"progress": True}))
     assert "100%" in (shown := capsys.readouterr().err)
     assert f"{4 * 3 * 4}/{4 * 3 * 4}" in shown
+
+
+def test_clips_of_denoisers_without_noise(tmp_path: Path) -> None:
+    data, denoisers = make_clips(7), {"erm": make_denoiser(0), "descent": make_denoiser(1, joint=True, free=False)}
+    result = robustness_sweep(denoisers, data, kinds=(), batch_size=3, progress=False, store=tmp_path)
+    assert (result.metric, len(result.settings)) == ("rmse", 1)
+    pixels, labels = (torch.from_numpy(np.stack([row[name] for row in data])) for name in ("pixel_values", "labels"))
+    for arm, model in denoisers.items():
+        with torch.no_grad():
+            squares = (model(pixels).logits - labels).square()
+        (found,) = result.noise(arm, 0)
+        assert found["value"] == pytest.approx(float(squares.mean().sqrt()), rel=1e-5)
+        np.testing.assert_allclose(result.values(arm, 0)[0], squares.mean((1, 2)), rtol=1e-4)
+    mean = (labels - labels.mean(0)).square().mean().sqrt()
+    assert result.trivial_values()[0]["value"] == pytest.approx(float(mean), rel=1e-5)
+    again = robustness_sweep(denoisers, data, kinds=(), batch_size=3, progress=False, store=tmp_path)
+    assert again.to_dict() == result.to_dict()
 
 
 @pytest.mark.parametrize(

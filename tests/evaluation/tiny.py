@@ -1,4 +1,4 @@
-"""Tiny random encoders, and rows of random words."""
+"""Tiny random encoders and denoisers, rows of random words, and random clips."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import BertConfig, BertForSequenceClassification
+
+from layerdescent.models import DustConfig, DustForDenoising
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 WORDS = 40
@@ -37,3 +39,18 @@ def make_model(seed: int = 0, **config: Any) -> BertForSequenceClassification:
         "initializer_range": 0.3,
     }
     return BertForSequenceClassification(BertConfig(**(sizes | config)))
+
+
+def make_clips(count: int, noise: float = 0.1, seed: int = 0) -> Rows:
+    """Rows of 4 frames of 16 pixels: a random patch that stands still, and noise on the inputs."""
+    rng = np.random.default_rng(seed)
+    clean = np.repeat(rng.uniform(size=(count, 1, 16)), 4, axis=1).astype(np.float32)
+    noisy = (clean + noise * rng.normal(size=clean.shape)).astype(np.float32)
+    return [{"pixel_values": x, "labels": y} for x, y in zip(noisy, clean, strict=True)]
+
+
+def make_denoiser(seed: int = 0, **config: Any) -> DustForDenoising:
+    """A DUST of 3 layers on patches of 4 x 4 pixels."""
+    torch.manual_seed(seed)
+    sizes = {"num_pixels": 16, "num_frames": 4, "hidden_size": 24, "num_hidden_layers": 3}
+    return DustForDenoising(DustConfig(**(sizes | config)))

@@ -39,7 +39,7 @@ MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pixel_values")
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """What every layer says about one batch: `logits` (n, B, K), `losses` (n, B) fp32, labels, and the rows' places."""
+    """What every layer says about one batch: `logits` (n, B, …), `losses` (n, B) fp32, labels, and the rows' places."""
 
     indices: list[int]
     logits: Tensor
@@ -68,8 +68,10 @@ def length_sorted(data: Rows, batch_size: int) -> list[list[int]]:
         raise InputError(f"batch_size must be at least 1, but it is {batch_size}")
     if len(data) == 0:
         raise InputError("there is no data to evaluate on: 0 rows were given")
-    lengths = [len(row.get("input_ids", ())) for row in data]
-    order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
+    order = list(range(len(data)))
+    if "input_ids" in data[0]:  # else rows are of one length, and looking at each may mean decoding a video
+        lengths = [len(row["input_ids"]) for row in data]
+        order.sort(key=lambda position: -lengths[position])
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
@@ -113,7 +115,7 @@ def problem_type(readout: Readout, data: Rows) -> ProblemType:
 
 
 def labels_of(data: Rows, kind: ProblemType, num_labels: int | None = None) -> NDArray[Any]:
-    """The labels of all rows: (N,) int64 for one label a row, else float32 (N,) or (N, K).
+    """The labels of all rows: (N,) int64 for one label a row, else float32 (N,), (N, K) or, for a denoiser, (N, T, m).
 
     Args:
         data: The rows.

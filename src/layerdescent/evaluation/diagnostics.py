@@ -94,7 +94,7 @@ def fit_calibration(logits: ArrayLike, labels: ArrayLike, kind: ProblemType) -> 
     by bracketing. A layer whose best b is negative or beyond the range gets the end of `INVERSE_TEMPERATURES`.
 
     Args:
-        logits: (n, N, K), n layers, of validation data.
+        logits: (n, N, K), n layers, of validation data; (n, N, T, m) for a denoiser.
         labels: Their labels, as in `constant_predictor_losses`.
         kind: The problem type.
 
@@ -111,7 +111,7 @@ def fit_calibration(logits: ArrayLike, labels: ArrayLike, kind: ProblemType) -> 
     """
     z = np.asarray(logits)
     y = np.asarray(labels)
-    if z.ndim != 3 or z.shape[1] != len(y):
+    if z.ndim < 3 or z.shape[1] != len(y):
         raise InputError(f"calibration needs logits (layers, {len(y)}, K) for {len(y)} labels, but they are {z.shape}")
     if kind == "regression":
         lines = [_least_squares(layer.astype(np.float64).ravel(), y.astype(np.float64).ravel()) for layer in z]

@@ -292,10 +292,8 @@ def descent_profile(
     constraints = _fitting_constraints(constraints, readout.num_layers)
     kind = problem_type(readout, data)
     labels = labels_of(data, kind, readout.model.config.num_labels)
-    if len(np.unique(labels, axis=0)) < 2:
-        raise InputError(
-            f"all {len(labels)} rows have the label {labels[0]}: a profile needs at least two different ones"
-        )
+    if (labels == labels[0]).all():
+        raise InputError(f"all {len(labels)} rows have the same label: a profile needs at least two different ones")
     shape = (len(data), constraints.num_layers + 1)
     if erm is not None and erm.layer_losses.shape != shape:
         raise InputError(
@@ -322,7 +320,8 @@ def descent_profile(
             if right is not None:
                 correct[batch.indices] = right.T.cpu().numpy()
             if line is not None:
-                scale, offset = (batch.logits.new_tensor(part)[:, None, None] for part in (line.scale, line.offset))
+                layerwise = (-1, *(1 for _ in batch.logits.shape[1:]))
+                scale, offset = (batch.logits.new_tensor(part).view(layerwise) for part in (line.scale, line.offset))
                 better = readout.per_sample_losses(scale * batch.logits + offset, batch.labels)
                 calibrated[batch.indices] = better.T.cpu().numpy()
     return DescentProfile(

@@ -35,6 +35,7 @@ def card_section(
     batch_size: int,
     profile: Mapping[str, Any] | None,
     constraints: DescentConstraints,
+    loading: str,
 ) -> str:
     """The part of a model card that layerdescent writes, as Markdown.
 
@@ -44,6 +45,7 @@ def card_section(
         batch_size: samples an optimiser step.
         profile: a record of `descent_history`, from an evaluation if there was one; None leaves the table out.
         constraints: which the violations refer to.
+        loading: a sentence that says how the checkpoint is loaded.
     """
     fields = f"{_FIELDS[args.objective]} {_COMMON}".split()
     settings = "\n".join(f"| {name} | {_shown(getattr(args, name))} |" for name in fields)
@@ -52,7 +54,7 @@ def card_section(
 
 This model was {_TITLES[args.objective]}.
 It took {steps} optimiser steps of {batch_size} samples, with layerdescent.
-It is an ordinary checkpoint: `from_pretrained` loads it without that package.
+{loading}
 
 | setting | value |
 |---|---|
@@ -103,7 +105,7 @@ def _verdict(profile: Mapping[str, Any], constraints: DescentConstraints, constr
         return f"{falls}; every constraint is met within its tolerance."
     worst = profile["max_violation"]
     return (
-        f"{falls}; the largest relative violation is {worst:.3f}, so this checkpoint is **not feasible**: "
+        f"{falls}; the largest relative violation is {worst:.3g}, so this checkpoint is **not feasible**: "
         "it was kept because no feasible one was found, or none was asked for."
     )
 
@@ -119,14 +121,15 @@ def write_trainer_card(trainer: Any, folder: str | None) -> None:
     records = descent_history(trainer.state.log_history, "eval_") or trainer.descent_history
     if best is not None:
         records = [record for record in records if record["step"] == best]
+    model = plain_model(trainer.model)
     section = card_section(
         trainer.args,
         steps=best or trainer.state.global_step,
         batch_size=trainer.get_total_train_batch_size(trainer.args),
         profile=records[-1] if records else None,
         constraints=trainer.constraints,
+        loading=_loading(model),
     )
-    model = plain_model(trainer.model)
     base = getattr(model.config, "_name_or_path", "")
     write_card(
         path,
@@ -135,6 +138,13 @@ def write_trainer_card(trainer: Any, folder: str | None) -> None:
         base_model=base if base and not Path(base).exists() else None,
         library="transformers" if model is trainer.model else "peft",
     )
+
+
+def _loading(model: Any) -> str:
+    cls = type(model)
+    if cls.__module__.startswith("layerdescent.") and cls._auto_class is None:
+        return f"`import layerdescent.models` registers its class, {cls.__name__}; then `AutoModel` loads it."
+    return "It is an ordinary checkpoint: `from_pretrained` loads it without that package."
 
 
 def write_card(folder: Path, section: str, model_name: str, base_model: str | None, library: str) -> None:
