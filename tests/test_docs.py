@@ -106,6 +106,7 @@ ORDER = [
     {"descent"},
     {"duals", "readout", "perturbation", "recipes"},
     {"data", "training", "evaluation", "report"},
+    {"tasks"},
     {"runs"},
     {"experiment"},
     {"search"},

@@ -19,7 +19,6 @@ from transformers import TrainerState
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation import DescentProfile, sweep
 from layerdescent.experiment import (
-    _noisy_units,
     _yardstick,
     claim_folder,
     compare_recipe,
@@ -31,6 +30,7 @@ from layerdescent.recipes import Recipe, load_recipe
 from layerdescent.report import write_report
 from layerdescent.runs import Run, _KeepWeights, training_config
 from layerdescent.tables import comparison_table
+from layerdescent.tasks import task_of
 from tests.tiny_recipe import save_checkpoint, write_recipe, write_reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' own saving
@@ -278,14 +278,13 @@ def test_noise_may_be_measured_on_fewer_rows(recipe_file: Path, tmp_path: Path) 
     clean, noisy = results["paired"]
     assert (clean["kind"], clean["n_units"], noisy["kind"], noisy["n_units"]) == ("none", 24, "gaussian", 6)
     data, _ = load_data(recipe, tmp_path, False)
-    units = _noisy_units(recipe, data.test)
+    units = task_of(recipe).sweep_options(data)["noisy_units"]
     assert units is not None
     assert len(units) == 6
     assert sum(data.test["labels"][unit] for unit in units) == 3  # as many of each class, as in the test part
-    fewer = _noisy_units(load_recipe(str(recipe_file), ["evaluation.noise_rows=4"]), data.test)
-    assert fewer is not None
-    assert set(fewer) < set(units)
-    assert _noisy_units(load_recipe(str(recipe_file), ["evaluation.noise_rows=24"]), data.test) is None
+    fewer, all_rows = (load_recipe(str(recipe_file), [f"evaluation.noise_rows={count}"]) for count in (4, 24))
+    assert set(task_of(fewer).sweep_options(data)["noisy_units"]) < set(units)
+    assert task_of(all_rows).sweep_options(data)["noisy_units"] is None
 
 
 def test_a_frontier_may_have_variants_only(recipe_file: Path, tmp_path: Path) -> None:

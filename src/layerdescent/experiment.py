@@ -10,30 +10,27 @@
 Whatever is finished is never done again; what another recipe made is never mixed in.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from layerdescent.data import PreparedText, ShiftReport, prepare, prepare_shift, resolve_model
-from layerdescent.data.labels import bins
-from layerdescent.data.splits import subsample
+from layerdescent.data import PreparedText, ShiftReport, prepare_shift
 from layerdescent.descent import DescentConstraints
 from layerdescent.environment import describe_environment
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation import DescentProfile, SweepResult, descent_profile, robustness_sweep
-from layerdescent.evaluation.batches import load_config, stored_tokenizer
+from layerdescent.evaluation.batches import load_config
 from layerdescent.files import read_json, write_json, write_text
 from layerdescent.recipes import Recipe, load_recipe
 from layerdescent.recipes.schema import PARTS, NoiseSpec
 from layerdescent.runs import Run, train_run, training_config
+from layerdescent.tasks import Prepared, task_of
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +98,7 @@ def compare_recipe(
     say("reading and tokenising the data")
     data, tokenizer = load_data(recipe, folder, progress)
     elsewhere = [
-        prepare_shift(name, shift, recipe.data, data, tokenizer, progress=progress)
+        prepare_shift(name, shift, recipe.data, cast("PreparedText", data), tokenizer, progress=progress)
         for name, shift in recipe.evaluation.shift.items()
     ]
     for run in [*runs, *extra]:
@@ -166,18 +163,15 @@ def claim_folder(folder: Path, recipe: Recipe) -> None:
 
 def check_settings(runs: Sequence[Run]) -> None:
     """A wrong setting of the last arm is told before the first one trains."""
-    model = runs[0].recipe.model
-    num_layers = load_config(resolve_model(model.source), model.revision).num_hidden_layers
+    num_layers = task_of(runs[0].recipe).num_layers()
     for run in runs:
         config = training_config(run, progress=False)
         config.constraints(num_layers)
         config.fixed_weights(num_layers)
 
 
-def load_data(
-    recipe: Recipe, folder: Path, progress: bool, parts: Sequence[str] = PARTS
-) -> tuple[PreparedText, PreTrainedTokenizerBase]:
-    """The recipe's data, which must be those of the runs that lie in the folder, and the tokenizer.
+def load_data(recipe: Recipe, folder: Path, progress: bool, parts: Sequence[str] = PARTS) -> tuple[Prepared, Any]:
+    """The recipe's data, which must be those of the runs that lie in the folder, and the tokenizer if there is one.
 
     Args:
         recipe: whose data.
@@ -188,11 +182,11 @@ def load_data(
     Raises:
         InputError: rows of these parts have changed since the folder's runs were trained.
     """
-    tokenizer = stored_tokenizer(resolve_model(recipe.model.source), recipe.model.revision)
-    data = prepare(recipe.data, tokenizer, progress=progress)
+    task = task_of(recipe)
+    data, tokenizer = task.prepare(progress=progress)
     if progress:
         tqdm.write(data.report.summary())
-    stored, found = folder / "data.json", {part: _rows_hash(getattr(data, part)) for part in parts}
+    stored, found = folder / "data.json", {part: task.rows_hash(getattr(data, part)) for part in parts}
     earlier = read_json(stored) if stored.is_file() else {}
     if any((folder / "runs").glob("*")):
         changed = [part for part in parts if earlier.get(part, found[part]) != found[part]]
@@ -204,13 +198,6 @@ def load_data(
     if earlier | found != earlier:
         write_json(stored, earlier | found)
     return data, tokenizer
-
-
-def _rows_hash(rows: Dataset) -> str:
-    digest = blake2b(digest_size=16)
-    for batch in rows.iter(batch_size=1000):
-        digest.update(json.dumps(batch, sort_keys=True).encode())
-    return digest.hexdigest()
 
 
 class _Stages:
@@ -229,9 +216,10 @@ class _Stages:
 
 
 def _profiles(
-    runs: Sequence[Run], data: PreparedText, tokenizer: PreTrainedTokenizerBase, progress: bool
+    runs: Sequence[Run], data: Prepared, tokenizer: PreTrainedTokenizerBase | None, progress: bool
 ) -> dict[Run, DescentProfile]:
     """The test profile of every run, paired with the baseline's of its seed; stored ones are read."""
+    task = task_of(runs[0].recipe)
     profiles: dict[Run, DescentProfile] = {}
     baselines: dict[int, DescentProfile] = {}
     for run in runs:  # the baseline comes first in every seed
@@ -247,6 +235,8 @@ def _profiles(
                 validation=data.validation,
                 erm=erm,
                 batch_size=run.recipe.evaluation.batch_size,
+                perturbation=task.base,
+                groups=task.units(data.test),
                 lambda_share=lambda_share(record),
                 progress=progress,
             )
@@ -286,8 +276,8 @@ def _sweep(
     models: Mapping[tuple[str, int], Path],
     baseline: str,
     store: Path,
-    data: PreparedText,
-    tokenizer: PreTrainedTokenizerBase,
+    data: Prepared,
+    tokenizer: PreTrainedTokenizerBase | None,
     progress: bool,
     noise: Sequence[NoiseSpec],
 ) -> SweepResult:
@@ -303,23 +293,13 @@ def _sweep(
         special_tokens=recipe.evaluation.special_tokens,
         processing_class=tokenizer,
         validation=data.validation,
-        train_labels=data.train["labels"],
         baseline=baseline,
         batch_size=recipe.evaluation.batch_size,
         bf16=recipe.evaluation.bf16,
-        noisy_units=_noisy_units(recipe, data.test),
+        **task_of(recipe).sweep_options(data),
         store=store,
         progress=progress,
     )
-
-
-def _noisy_units(recipe: Recipe, test: Dataset) -> list[int] | None:
-    """Which test rows noise is measured on; a smaller sample is a part of a larger one."""
-    count = recipe.evaluation.noise_rows
-    if count is None or count >= len(test):
-        return None
-    keys = [" ".join(map(str, ids)) for ids in test["input_ids"]]
-    return subsample(keys, bins(test["labels"], recipe.data.task), count, recipe.data.seed)
 
 
 def _shift(
@@ -327,7 +307,7 @@ def _shift(
     models: Mapping[tuple[str, int], Path],
     store: Path,
     elsewhere: Sequence[tuple[Dataset, ShiftReport]],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     progress: bool,
 ) -> dict[str, list[dict[str, Any]]] | None:
     """What the models do on other data sets, without noise; the trivial predictor knows each one's majority class."""
@@ -378,8 +358,8 @@ def _frontier(
     recipe: Recipe,
     runs: Sequence[Run],
     store: Path,
-    data: PreparedText,
-    tokenizer: PreTrainedTokenizerBase,
+    data: Prepared,
+    tokenizer: PreTrainedTokenizerBase | None,
     progress: bool,
 ) -> list[dict[str, Any]]:
     """In-distribution against noisy values of the baseline's checkpoints along training and of its variants."""
@@ -444,7 +424,7 @@ def _results(
     sweep: SweepResult,
     frontier: list[dict[str, Any]],
     shift: dict[str, list[dict[str, Any]]] | None,
-    data: PreparedText,
+    data: Prepared,
     command: str | None,
 ) -> dict[str, Any]:
     swept = sweep.to_dict()
@@ -486,6 +466,7 @@ def _results(
         **results_header(recipe, command),
         "metric": recipe.metric,
         "bf16": sweep.bf16,
+        "base": None if (base := task_of(recipe).base) is None else {"kind": base.kind, "gamma": base.gamma},
         "baseline": recipe.baseline,
         "seeds": sorted({run.seed for run in runs}),
         "arms": {run.arm: run.settings for run in runs},

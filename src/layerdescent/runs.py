@@ -20,26 +20,20 @@ from typing import Any, get_type_hints
 import torch
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from safetensors import SafetensorError
 from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForSequenceClassification,
     EvalPrediction,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
     set_seed,
 )
 
-from layerdescent.data import PreparedText, resolve_model
 from layerdescent.environment import describe_environment
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation.batches import correctness
 from layerdescent.files import write_json
-from layerdescent.models import MEAN_POOLED_BACKBONES, MeanPooledForSequenceClassification
 from layerdescent.readout import ProblemType
 from layerdescent.recipes import Recipe
+from layerdescent.tasks import Prepared, task_of
 from layerdescent.training import DescentConfig, DescentTrainer, descent_history, last_complete_checkpoint
 from layerdescent.training.progress import DescentPrinter
 
@@ -192,50 +186,7 @@ class _KeepWeights(TrainerCallback):
                 kwargs[part].save_pretrained(self.folder / f"step-{state.global_step}")
 
 
-def _load_model(run: Run, data: PreparedText) -> PreTrainedModel:
-    spec, names = run.recipe.model, dict(enumerate(data.label_names or ["value"]))
-    source, mean = resolve_model(spec.source), spec.pooling == "mean"
-    labels: dict[str, Any] = {
-        "id2label": names,
-        "label2id": {name: number for number, name in names.items()},
-        "problem_type": data.problem_type,
-    }
-    config = AutoConfig.from_pretrained(source, revision=spec.revision, **({} if mean else labels))
-    name = f"model {spec.source}"
-    if mean and config.model_type not in MEAN_POOLED_BACKBONES:
-        raise InputError(
-            f"{name} is of type {config.model_type}, and pooling=mean is for {', '.join(MEAN_POOLED_BACKBONES)}: "
-            "set model.pooling=own"
-        )
-    try:
-        model, info = (AutoModel if mean else AutoModelForSequenceClassification).from_pretrained(
-            source,
-            revision=spec.revision,
-            config=config,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{name} cannot be loaded: {error}") from None
-    of_encoder = "" if mean else f"{model.base_model_prefix}."
-    # The head may be new, and with it the pooler that only the head uses.
-    wrong = [weight for weight in info["missing_keys"] if "pooler." not in weight]
-    wrong += [weight for weight, *_ in info["mismatched_keys"]]
-    wrong = sorted(weight for weight in wrong if weight.startswith(of_encoder))
-    if wrong:
-        raise InputError(
-            f"{name} does not fit its config.json: {len(wrong)} of its weights are missing or of another shape "
-            f"({wrong[0]}); give a whole checkpoint"
-        )
-    for weight, stored, wanted in info["mismatched_keys"]:
-        raise InputError(
-            f"{name} has a head of its own ({weight} is {tuple(stored)}), and these data have {len(names)} labels: "
-            f"{', '.join(names.values())} (it would be {tuple(wanted)}); take a model without a head, or data that fit"
-        )
-    return MeanPooledForSequenceClassification.around(model, **labels) if mean else model
-
-
-def train_run(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, *, progress: bool) -> None:
+def train_run(run: Run, data: Prepared, tokenizer: PreTrainedTokenizerBase | None, *, progress: bool) -> None:
     """Train a run from where it was stopped, keep its model, and write its record last.
 
     Raises:
@@ -249,8 +200,8 @@ def train_run(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, 
 
 def train_unless_locked(
     run: Run,
-    data: PreparedText,
-    tokenizer: PreTrainedTokenizerBase,
+    data: Prepared,
+    tokenizer: PreTrainedTokenizerBase | None,
     *,
     progress: bool,
     starting: Callable[[], object] | None = None,
@@ -289,7 +240,7 @@ def _metric(metric: str, task: str) -> Callable[[EvalPrediction], dict[str, floa
     return of_outputs
 
 
-def _train(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, progress: bool) -> None:
+def _train(run: Run, data: Prepared, tokenizer: PreTrainedTokenizerBase | None, progress: bool) -> None:
     config = training_config(run, progress)
     set_seed(run.seed)  # the new head is drawn here
     timer = _StepTimer()
@@ -297,7 +248,7 @@ def _train(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, pro
     if run.recipe.frontier and run.recipe.frontier.checkpoints and run.arm == run.recipe.baseline:
         callbacks.append(_KeepWeights(run.folder / "along", run.recipe.frontier.checkpoints))
     trainer = DescentTrainer(
-        model=_load_model(run, data),
+        model=task_of(run.recipe).new_model(data),
         args=config,
         train_dataset=data.train,
         eval_dataset=data.validation,

@@ -1,6 +1,7 @@
 """The profile against plain model calls, its words, and its file."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,23 @@ def test_the_share_of_descending_samples() -> None:
     losses = np.array([[3, 2, 1], [3, 3, 1], [1, 2, 3], [9, 5, 4]], dtype=np.float32)
     profile = simulated([0.0, 0.0, 0.0], count=4, layer_losses=losses)
     assert profile.share_descending == 0.5
+
+
+def test_samples_of_one_group_are_one_unit(tmp_path: Path) -> None:
+    alone = simulated([0.69, 0.5, 0.49], spread=0.1, count=100)
+    # Every sample ten times over tells no more than once, if it is known to be one unit.
+    repeated: Any = {name: np.repeat(getattr(alone, name), 10, axis=0) for name in ("layer_losses", "labels")}
+    naive = replace(alone, **repeated)
+    grouped = replace(alone, **repeated, groups=np.repeat(np.arange(100), 10))
+    np.testing.assert_allclose(grouped.intervals, alone.intervals, rtol=1e-6)
+    assert (np.diff(naive.intervals)[:, 0] < 0.5 * np.diff(alone.intervals)[:, 0]).all()
+    assert grouped.to_dict()["n_units"] == 100
+    assert grouped.verdict == alone.verdict
+    assert "on 1000 samples in 100 independent groups" in describe(grouped)[0]
+    grouped.save(tmp_path / "profile.safetensors")
+    loaded = DescentProfile.load(tmp_path / "profile.safetensors").groups
+    assert loaded is not None
+    np.testing.assert_array_equal(loaded, grouped.groups)
 
 
 def test_inflation_is_measured_against_the_erm_twin(rows: Rows, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import transformers
 from huggingface_hub.errors import HfHubHTTPError
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -142,6 +142,20 @@ def labels_of(data: Rows, kind: ProblemType, num_labels: int | None = None) -> N
                 "load a model with that many labels, or map them"
             )
     return labels.astype(np.int64)
+
+
+def one_group_a_row(groups: ArrayLike, count: int) -> NDArray[np.int64]:
+    """The groups of the rows, (count,) integers.
+
+    Raises:
+        InputError: They are something else.
+    """
+    checked = np.asarray(groups)
+    if checked.shape != (count,) or not np.issubdtype(checked.dtype, np.integer):
+        raise InputError(
+            f"groups must be one integer for each of the {count} rows; got {checked.dtype} {checked.shape}"
+        )
+    return checked.astype(np.int64)
 
 
 def correctness(logits: Tensor, labels: Tensor, kind: ProblemType) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from tqdm import tqdm
 
 from layerdescent.descent import DescentConstraints, feasible, monotone, shown
@@ -23,6 +23,7 @@ from layerdescent.evaluation.batches import (
     length_sorted,
     load_model,
     load_tokenizer,
+    one_group_a_row,
     problem_type,
 )
 from layerdescent.evaluation.diagnostics import (
@@ -38,12 +39,12 @@ from layerdescent.evaluation.diagnostics import (
 from layerdescent.layers import CALIBRATED_FALL, every_layer, layers_in_words, rises
 from layerdescent.perturbation import Perturbation
 from layerdescent.readout import ProblemType, Readout
-from layerdescent.statistics import mean_intervals, method_name, simultaneous_upper_bounds
+from layerdescent.statistics import by_group, mean_intervals, method_name, simultaneous_upper_bounds
 
 Array = NDArray[np.float64]
 CONFIDENCE = 0.95
 
-_ARRAYS = ("layer_losses", "labels", "correct", "calibrated_layer_losses", "erm_layer_losses")
+_ARRAYS = ("layer_losses", "labels", "correct", "calibrated_layer_losses", "erm_layer_losses", "groups")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +62,8 @@ class DescentProfile:
         erm_layer_losses: (N, L+1) of the paired ERM run on the same samples, None where none was given.
         lambda_share: For every constraint the share of training steps with lambda > 0, None where unknown.
         perturbation: The noise on the inputs, None when clean.
+        groups: (N,) integers, the independent unit that each sample belongs to, such as its clip: intervals, bounds and
+            flags treat these as the units; None where each sample stands for itself.
     """
 
     layer_losses: NDArray[np.float32]
@@ -73,6 +76,16 @@ class DescentProfile:
     erm_layer_losses: NDArray[np.float32] | None = None
     lambda_share: tuple[float, ...] | None = None
     perturbation: Mapping[str, Any] | None = None
+    groups: NDArray[np.int64] | None = None
+
+    def _by_unit(self, samples: NDArray[Any]) -> Array:
+        """Per-sample values (N, …) as values of the independent units, with the same means."""
+        return by_group(samples.T, self.groups).T
+
+    @cached_property
+    def unit_losses(self) -> Array:
+        """The layer losses of the independent units, (N, L+1) or one row a group; their means are F_0 … F_L."""
+        return self._by_unit(self.layer_losses)
 
     @cached_property
     def mean_losses(self) -> Array:
@@ -81,8 +94,8 @@ class DescentProfile:
 
     @cached_property
     def intervals(self) -> Array:
-        """The 95 % interval of every mean layer loss over the samples, (L+1, 2)."""
-        return mean_intervals(self.layer_losses, confidence=CONFIDENCE)[1]
+        """The 95 % interval of every mean layer loss over the units, (L+1, 2)."""
+        return mean_intervals(self.unit_losses, confidence=CONFIDENCE)[1]
 
     @cached_property
     def accuracies(self) -> Array | None:
@@ -107,14 +120,14 @@ class DescentProfile:
         return {
             "monotone": monotone(self.mean_losses[nodes]),
             "feasible": feasible(self.mean_losses, self.constraints),
-            "shown": shown(self.layer_losses, self.constraints, confidence=CONFIDENCE),
+            "shown": shown(self.unit_losses, self.constraints, confidence=CONFIDENCE),
             "calibrated": None if calibrated is None else not rises(calibrated, nodes, CALIBRATED_FALL),
         }
 
     @cached_property
     def unshown_descent(self) -> tuple[int, ...]:
         """The nodes at which even F_l < F_{l-1} (alpha = 0) is not shown at 95 %, all nodes together."""
-        return _unshown(self.layer_losses, self.constraints.nodes)
+        return _unshown(self.unit_losses, self.constraints.nodes)
 
     @cached_property
     def share_descending(self) -> float:
@@ -158,11 +171,12 @@ class DescentProfile:
     @cached_property
     def flags(self) -> list[Flag]:
         """The suspicions; see `diagnostics.find_flags`."""
+        erm = self.erm_layer_losses
         return find_flags(
-            self.layer_losses,
+            self.unit_losses,
             self.constraints,
-            self.constant_losses,
-            erm=self.erm_layer_losses,
+            self._by_unit(self.constant_losses),
+            erm=None if erm is None else self._by_unit(erm),
             calibrated=self.calibrated_losses,
             lambda_share=self.lambda_share,
         )
@@ -173,7 +187,7 @@ class DescentProfile:
             "layers": list(range(len(self.mean_losses))),
             "nodes": list(self.constraints.nodes),
             "alpha": list(self.constraints.alphas),
-            "n_units": len(self.layer_losses),
+            "n_units": len(self.unit_losses),
             "method": method_name(n_seeds=1),
             "layer_losses": _floats(self.mean_losses),
             "layer_losses_ci95": self.intervals.tolist(),
@@ -246,6 +260,7 @@ def descent_profile(
     validation: Rows | None = None,
     erm: DescentProfile | None = None,
     perturbation: Perturbation | None = None,
+    groups: ArrayLike | None = None,
     batch_size: int = 32,
     lambda_share: Sequence[float] | None = None,
     progress: bool = True,
@@ -264,7 +279,8 @@ def descent_profile(
         constraints: What to measure against; by default alpha = 0.05 on every layer.
         validation: Rows to fit each layer's temperature on. Without them descent is not checked after calibration.
         erm: The profile of the ERM run of the same seed on the same data, to measure inflation against.
-        perturbation: Noise on the embeddings, of the validation rows too.
+        perturbation: Noise on what the model reads, of the validation rows too.
+        groups: The independent unit (N,) that each row belongs to, such as its clip.
         batch_size: Rows in a batch.
         lambda_share: For every constraint the share of training steps with lambda > 0.
         progress: Whether a bar shows how long it still takes.
@@ -335,6 +351,7 @@ def descent_profile(
         erm_layer_losses=None if erm is None else erm.layer_losses,
         lambda_share=None if lambda_share is None else tuple(float(share) for share in lambda_share),
         perturbation=None if perturbation is None else perturbation.to_dict(),
+        groups=None if groups is None else one_group_a_row(groups, len(data)),
     )
 
 
@@ -367,17 +384,22 @@ def describe(profile: DescentProfile) -> list[str]:
 
 
 def _descent_sentence(profile: DescentProfile) -> str:
-    count, nodes = len(profile.layer_losses), profile.constraints.nodes
+    count, nodes = _count(profile), profile.constraints.nodes
     up = rises(profile.mean_losses, nodes)
     if up:
-        return f"The loss does not fall at {layers_in_words(up)}: not monotone on {count} samples."
+        return f"The loss does not fall at {layers_in_words(up)}: not monotone on {count}."
     every = every_layer(nodes, profile.constraints.num_layers).capitalize()
     if profile.verdict["shown"]:
-        return f"{every} lowers the loss by its alpha: shown at 95 % on {count} samples."
+        return f"{every} lowers the loss by its alpha: shown at 95 % on {count}."
     if profile.unshown_descent:
         where = layers_in_words(profile.unshown_descent)
-        return f"{every} lowers the mean loss: monotone, but not shown at 95 % on {count} samples ({where})."
-    return f"{every} lowers the loss: shown at 95 % on {count} samples; that each does so by its alpha is not shown."
+        return f"{every} lowers the mean loss: monotone, but not shown at 95 % on {count} ({where})."
+    return f"{every} lowers the loss: shown at 95 % on {count}; that each does so by its alpha is not shown."
+
+
+def _count(profile: DescentProfile) -> str:
+    samples = f"{len(profile.layer_losses)} samples"
+    return samples if profile.groups is None else f"{samples} in {len(profile.unit_losses)} independent groups"
 
 
 def _feasibility_sentence(profile: DescentProfile) -> list[str]:
@@ -398,13 +420,13 @@ def _calibration_sentence(profile: DescentProfile) -> str:
     up = rises(profile.calibrated_losses, nodes, CALIBRATED_FALL)
     if up:
         return f"After {what} per layer the loss does not fall at {layers_in_words(up)}."
-    unshown = _unshown(profile.calibrated_layer_losses, nodes)
+    unshown = _unshown(profile._by_unit(profile.calibrated_layer_losses), nodes)
     certainty = f"not shown at 95 % at {layers_in_words(unshown)}" if unshown else "shown at 95 %"
     every = every_layer(nodes, profile.constraints.num_layers)
     return f"After {what} per layer {every} still lowers the loss: {certainty}."
 
 
-def _unshown(samples: NDArray[np.float32], nodes: Sequence[int]) -> tuple[int, ...]:
+def _unshown(samples: Array, nodes: Sequence[int]) -> tuple[int, ...]:
     """The nodes whose fall of the loss is not shown, by one simultaneous bound on all of them."""
     rise = np.diff(samples[:, list(nodes)].astype(np.float64), axis=1)
     bounds = simultaneous_upper_bounds(rise, confidence=CONFIDENCE)

@@ -26,6 +26,7 @@ from layerdescent.evaluation.batches import (
     length_sorted,
     load_model,
     load_tokenizer,
+    one_group_a_row,
     problem_type,
 )
 from layerdescent.evaluation.sweep_result import (
@@ -40,8 +41,8 @@ from layerdescent.evaluation.sweep_result import (
 from layerdescent.perturbation import SHARE_KINDS, Perturbation
 from layerdescent.readout import ProblemType, Readout
 
-Trivial = Callable[[Rows, Perturbation | None], Mapping[str, NDArray[np.float32]]]
-"""(rows, noise or None) -> by name the per-row values of predictors that have learned nothing, each (N,)."""
+Trivial = Callable[[NDArray[np.int64], Perturbation | None], Mapping[str, NDArray[np.float32]]]
+"""(positions of rows (n,), noise or None) -> by name the values of predictors that have learned nothing, each (n,)."""
 
 GAMMAS = (0.5, 1.0, 1.5, 2.0)
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75)
@@ -101,8 +102,8 @@ def robustness_sweep(
             too long; the first one is always measured on all.
         base: The noise that models met in training, such as a denoiser's: the first setting, instead of clean inputs.
         groups: The independent unit (N,) that each row belongs to, such as its clip: intervals are over these.
-        trivial: Predictors that have learned nothing, given the rows and the noise, None for none: per-row values for
-            each name; by default the majority class or the mean label.
+        trivial: Predictors that have learned nothing, given positions of rows and the noise on them, None for none:
+            per-row values for each name; by default the majority class or the mean label.
         store: A folder that keeps each finished (model, setting), so that an interrupted sweep goes on where it was.
             What is found there is used only if model, data, noise and precision are the same, byte by byte.
         progress: Whether a bar shows how long it still takes.
@@ -152,7 +153,9 @@ def robustness_sweep(
             for name, values in usual.items()
         }
     else:
-        by_setting = [trivial(whole.rows, base), *(trivial(part.rows, draws[0]) for draws in noises)]
+        every = np.arange(len(data))
+        others = every if sample is None else sample
+        by_setting = [trivial(every, base), *(trivial(others, draws[0]) for draws in noises)]
         predictors = {name: [values[name] for values in by_setting] for name in by_setting[0]}
     return SweepResult(
         kind=kind,
@@ -163,17 +166,8 @@ def robustness_sweep(
         noise_seeds=list(noise_seeds),
         bf16=bf16,
         noisy_units=sample,
-        groups=None if groups is None else _one_group_a_row(groups, len(data)),
+        groups=None if groups is None else one_group_a_row(groups, len(data)),
     )
-
-
-def _one_group_a_row(groups: ArrayLike, count: int) -> NDArray[np.int64]:
-    checked = np.asarray(groups)
-    if checked.shape != (count,) or not np.issubdtype(checked.dtype, np.integer):
-        raise InputError(
-            f"groups must be one integer for each of the {count} rows; got {checked.dtype} {checked.shape}"
-        )
-    return checked.astype(np.int64)
 
 
 class _Part:

@@ -161,7 +161,7 @@ class Perturbation:
         self._tally.eligible = self._tally.replaced = 0
         if reads_pixels(model):
             self._check_kind(model, PIXEL_KINDS)
-            with rewritten_pixels(model, self._noisy_pixels):
+            with rewritten_pixels(model, self._rewrite):
                 yield self
             return
         self._check_kind(model, KINDS)
@@ -183,15 +183,35 @@ class Perturbation:
                 f"{'pixels' if reads_pixels(model) else 'tokens'}: choose one of {', '.join(kinds)}"
             )
 
-    def _noisy_pixels(self, pixels: Tensor) -> Tensor:
+    def on_pixels(self, clean: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Disturb samples of pixels as the noise on a model that reads them would.
+
+        Args:
+            clean: (B, …), one sample each.
+
+        Returns:
+            The same shape.
+
+        Raises:
+            InputError: the kind is not for pixels.
+
+        Example:
+            >>> Perturbation("salt-and-pepper", share=0.999).on_pixels(np.full((1, 2, 2), 0.5, dtype=np.float32)).shape
+            (1, 2, 2)
+        """
+        if self.kind not in PIXEL_KINDS:
+            raise InputError(f"{self.kind} noise is not for pixels: choose one of {', '.join(PIXEL_KINDS)}")
         level = self.gamma if self.share is None else self.share
         assert level is not None
+        return np.stack([noisy_sample(self.kind, level, self.seed, sample) for sample in clean])
+
+    def _rewrite(self, pixels: Tensor) -> Tensor:
         clean = pixels.detach().float().cpu().numpy()
-        noisy = np.stack([noisy_sample(self.kind, level, self.seed, sample) for sample in clean])
+        noisy = self.on_pixels(clean)
         if self.share is not None:
             self._tally.eligible += noisy.size
             self._tally.replaced += int((noisy != clean).sum())
-        return pixels + (torch.from_numpy(noisy - clean)).to(pixels)
+        return pixels + torch.from_numpy(noisy - clean).to(pixels)
 
     def calibrate(self, model: nn.Module, samples: Sequence[Sequence[int]], tokenizer: Any = None) -> Self:
         """Find the gamma at which the asked share of tokens is replaced.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -137,18 +137,26 @@ class DataSpec(_Section):
         return splits
 
 
-class NoiseSpec(_Section):
-    """One kind of embedding noise; its levels are gammas, in embedding scales, or shares of tokens replaced."""
+NoiseKind = Literal["gaussian", "uniform", "discrete", "poisson", "salt-and-pepper"]
+SHARE_KINDS = ("discrete", "salt-and-pepper")
 
-    kind: Literal["gaussian", "uniform", "discrete"]
+
+class NoiseSpec(_Section):
+    """One kind of noise; its levels are gammas, in embedding scales or pixels, or shares of tokens or pixels replaced.
+
+    gaussian and uniform are for all models, discrete for those of text, poisson and salt-and-pepper for those of video.
+    """
+
+    kind: NoiseKind
     gammas: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list)
     shares: list[Share] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _has_levels(self) -> Self:
-        if self.kind == "discrete" and (self.gammas or not self.shares):
-            raise ValueError("discrete noise needs shares (of tokens replaced), and has no gammas of its own")
-        if self.kind != "discrete" and (self.shares or not self.gammas):
+        if self.kind in SHARE_KINDS and (self.gammas or not self.shares):
+            what = "tokens" if self.kind == "discrete" else "pixels"
+            raise ValueError(f"{self.kind} noise needs shares (of {what} replaced), and has no gammas of its own")
+        if self.kind not in SHARE_KINDS and (self.shares or not self.gammas):
             raise ValueError(f"{self.kind} noise needs gammas, and has no shares")
         return self
 
@@ -268,6 +276,66 @@ class SearchSpec(_Section):
         return [dict(zip(fields, _canonical(values), strict=True)) for values in itertools.product(*fields.values())]
 
 
+class WindowsSpec(_Section):
+    """How many windows each part has; null is those that tile every clip."""
+
+    train: Count = 32_000
+    """Of an epoch, at random places."""
+    validation: Count | None = 1_000
+    test: Count | None = 4_000
+
+
+class SyntheticSpec(_Section):
+    """Clips that the program draws itself: sprites that move over a textured background, and slow changes of light."""
+
+    clips: Count = 12
+    frames: Count = 64
+    height: Count = 96
+    width: Count = 96
+    cameras: Count = 3
+    seed: Seed = 0
+
+
+class VideoSpec(_Section):
+    """Where the clips come from and how windows are cut out of them: `layerdescent.data.video.prepare_video`."""
+
+    kind: Literal["video"]
+    source: str
+    """A data set's folder, a folder of videos or of frames, a video file, or `synthetic`."""
+    format: str = "auto"
+    frames: Annotated[int, Field(ge=1)] = 12
+    """Frames in a window."""
+    patch: Annotated[int, Field(ge=1)] = 8
+    """Side of the square patch, in pixels."""
+    windows: WindowsSpec = WindowsSpec()
+    split_by: Literal["auto", "clips", "frames"] = "auto"
+    official: bool = True
+    """Whether the data set's own test clips are the test part."""
+    clips: dict[Part, list[str]] | None = None
+    """The clips of each part, by name or pattern."""
+    validation_share: Share = 0.15
+    test_share: Share = 0.25
+    max_clips: Count | None = None
+    max_frames: Count | None = None
+    longest_side: Count | None = None
+    scale: Annotated[float, Field(gt=0, le=1)] | None = None
+    synthetic: SyntheticSpec | None = None
+    seed: Seed = 0
+
+    @property
+    def task(self) -> Task:
+        """Pixels are numbers."""
+        return "regression"
+
+
+class NetworkSpec(_Section):
+    """An unrolled network, or one to compare it with, that every arm trains from scratch."""
+
+    architecture: Literal["dust", "ut", "ista", "transformer-denoiser"]
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Fields of its configuration; the numbers of pixels and of frames are those of the data."""
+
+
 class Recipe(_Section):
     """One experiment: a model, data, arms that differ only in what `arms` says, seeds, and what is measured."""
 
@@ -289,6 +357,8 @@ class Recipe(_Section):
     frontier: FrontierSpec | None = None
     search: SearchSpec | None = None
     metric: Literal["accuracy", "rmse"] = "accuracy"
+
+    noise_kinds: ClassVar[tuple[NoiseKind, ...]] = ("gaussian", "uniform", "discrete")
 
     @field_validator("train", "arms")
     @classmethod
@@ -318,6 +388,12 @@ class Recipe(_Section):
             raise ValueError(
                 f"search.arms lacks the baseline {self.baseline!r}: prices are measured against its best trial"
             )
+        noise = [*self.evaluation.noise, *((self.frontier and self.frontier.noise) or ())]
+        for part in noise:
+            if part.kind not in self.noise_kinds:
+                raise ValueError(
+                    f"{part.kind} noise is not for what these models read: choose one of {', '.join(self.noise_kinds)}"
+                )
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -340,6 +416,29 @@ class Recipe(_Section):
             "settings": self.arm_settings(arm),
         }
         return hashlib.sha256(json.dumps(_canonical(content), sort_keys=True).encode()).hexdigest()[:16]
+
+
+class VideoRecipe(Recipe):
+    """A recipe whose data are video: its models take noise out of windows of patches over time.
+
+    All arms meet gaussian noise of `train.input_gamma`, in training and in validation; that is the setting that *in
+    distribution* means.
+    """
+
+    model: NetworkSpec  # type: ignore[assignment]  # another section of the same place
+    data: VideoSpec  # type: ignore[assignment]
+    metric: Literal["accuracy", "rmse"] = "rmse"
+
+    noise_kinds: ClassVar[tuple[NoiseKind, ...]] = ("gaussian", "uniform", "poisson", "salt-and-pepper")
+
+    @model_validator(mode="after")
+    def _has_noise_to_take_out(self) -> Self:
+        gammas = {json.dumps(self.arm_settings(arm).get("input_gamma", 0)) for arm in self.arms}
+        if len(gammas) > 1 or gammas == {"0"}:
+            raise ValueError("a denoiser needs noise: give train.input_gamma above 0, the same for all arms")
+        if self.evaluation.shift:
+            raise ValueError("evaluation.shift is for text; measure other clips with a recipe of their own")
+        return self
 
 
 def list_recipes() -> list[str]:
@@ -370,10 +469,15 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         )
     for override in overrides:
         _override(content, override)
+    data = content.get("data")
+    named = data.get("kind") if isinstance(data, dict) else None
+    if named not in (None, "video"):
+        raise InputError(f"{where}: data.kind is {named!r}: say video, or leave it out for text")
+    kind = Recipe if named is None else VideoRecipe
     try:
-        return Recipe.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
-        raise InputError(_explain(error, where)) from None
+        raise InputError(_explain(error, where, kind)) from None
 
 
 def _shipped() -> dict[str, Any]:
@@ -430,7 +534,7 @@ def _index(entries: list[Any], key: str, override: str) -> int:
     return int(key)
 
 
-def _explain(error: ValidationError, where: str) -> str:
+def _explain(error: ValidationError, where: str, recipe: type[Recipe]) -> str:
     """One line for the first mistake: where it is, what it is, what was probably meant."""
     problems = error.errors(include_url=False)
     # Where a field may be of two types each type complains; the complaint that goes deepest is about the type meant.
@@ -439,7 +543,7 @@ def _explain(error: ValidationError, where: str) -> str:
     path = [str(step) for step in first["loc"] if step != "str" and not str(step).startswith(("dict[", "[key]"))]
     place = ".".join(path)
     if first["type"] == "extra_forbidden":
-        fields = _fields_at(path[:-1])
+        fields = _fields_at(path[:-1], recipe)
         message = f"{place}: no such field; {_nearest(path[-1], fields)}fields here are {', '.join(fields)}"
     elif first["type"] == "missing":
         missing = [".".join(map(str, problem["loc"])) for problem in problems if problem["type"] == "missing"]
@@ -456,17 +560,18 @@ def _explain(error: ValidationError, where: str) -> str:
     return f"{where}: {message}{more}"
 
 
-def _fields_at(path: Sequence[str]) -> list[str]:
+def _fields_at(path: Sequence[str], recipe: type[Recipe]) -> list[str]:
     """The names of the fields of the section at a path."""
-    section: type[BaseModel] = Recipe
+    section: type[BaseModel] = recipe
+    sections = _SECTIONS | (_VIDEO_SECTIONS if recipe is VideoRecipe else {})
     for step in path:
         if step.isdecimal():
             continue
-        section = _SECTIONS.get(step, section)
+        section = sections.get(step, section)
     return list(section.model_fields)
 
 
-_SECTIONS: Mapping[str, type[BaseModel]] = {
+_SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSpec,
     "data": DataSpec,
     "columns": ColumnsSpec,
@@ -477,6 +582,12 @@ _SECTIONS: Mapping[str, type[BaseModel]] = {
     "shift": ShiftSpec,
     "frontier": FrontierSpec,
     "search": SearchSpec,
+}
+_VIDEO_SECTIONS: dict[str, type[BaseModel]] = {
+    "model": NetworkSpec,
+    "data": VideoSpec,
+    "windows": WindowsSpec,
+    "synthetic": SyntheticSpec,
 }
 
 

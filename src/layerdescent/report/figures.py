@@ -23,6 +23,7 @@ from layerdescent.report.summary import (
     Condition,
     NoiseAxis,
     Variant,
+    base_condition,
     condition_of,
     conditions,
     constant_loss,
@@ -33,6 +34,7 @@ from layerdescent.report.summary import (
     noise_axes,
     noise_band,
     noise_values,
+    replaced_units,
     trivial_values,
 )
 from layerdescent.report.units import UNITS, number
@@ -182,7 +184,7 @@ def robustness(results: Results, *, narrow: bool) -> Figure | None:
     for axes, (noise, paired) in zip(grid.flat, panels, strict=True):
         (_differences if paired else _values)(axes, results, noise, look)
         axes.set_title(f"{noise.kind} noise" + (f": difference to {results.baseline}" if paired else ""))
-        axes.set_xlabel("tokens replaced (%)" if noise.by_share else "noise level γ")
+        axes.set_xlabel(f"{replaced_units(noise.kind)} replaced (%)" if noise.by_share else "noise level γ")
         axes.set_ylabel(f"{unit.of_difference} (95 % interval)" if paired else f"test {unit.axis}")
     _legend_of_arms(figure, results, look, narrow=narrow)
     return figure
@@ -215,7 +217,7 @@ def frontier(results: Results, *, narrow: bool) -> Figure | None:
         for arm in results.arm_names:
             _final_points(axes, results, arm, condition, look[arm], unit.scale)
         axes.set_title(f"{condition.text}")
-        axes.set_xlabel(f"clean {unit.axis}")
+        axes.set_xlabel(f"{'clean' if results.base is None else 'in-distribution'} {unit.axis}")
         axes.set_ylabel(f"{unit.axis} under noise")
         axes.grid(visible=True, axis="both")
         axes.margins(0.08)
@@ -403,7 +405,7 @@ def _scaled(band: Band, along_x: float, along_y: float) -> Band:
 
 def _final_points(axes: Axes, results: Results, arm: str, condition: Condition, look: Look, scale: float) -> None:
     values = noise_values(results, arm)
-    clean, noisy = values.get(Condition("none", 0.0, False), []), values.get(condition, [])
+    clean, noisy = values.get(base_condition(results), []), values.get(condition, [])
     if not clean or len(clean) != len(noisy):
         return
     style: dict[str, Any] = {"marker": look.marker, "color": look.colour, "zorder": 3}

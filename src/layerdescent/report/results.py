@@ -54,6 +54,13 @@ class NoiseValue(Part):
     realised_share: float | None = None
 
 
+class Base(Part):
+    """The noise that models meet in distribution, such as a denoiser's."""
+
+    kind: str
+    gamma: float
+
+
 class History(Part):
     """What was logged while one run trained: one row an entry of `step`."""
 
@@ -257,6 +264,7 @@ class Results(Part):
     data: dict[str, Any] = {}
     metric: Metric
     bf16: bool = False
+    base: Base | None = None
     baseline: str = "erm"
     seeds: Annotated[list[int], BeforeValidator(_seeds)] = []
     arms: dict[str, dict[str, Any] | None] = {}

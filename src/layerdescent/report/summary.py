@@ -28,6 +28,11 @@ class Variant(NamedTuple):
         return "along training" if self.family == "training" else f"{self.family} {self.value:g}"
 
 
+def replaced_units(kind: str) -> str:
+    """What a kind of noise whose level is a share replaces."""
+    return "pixels" if kind == "salt-and-pepper" else "tokens"
+
+
 class Condition(NamedTuple):
     """One noise: its kind and its level, `gamma` or the share of replaced tokens."""
 
@@ -44,17 +49,27 @@ class Condition(NamedTuple):
         """The condition as a reader would say it."""
         if self.kind == "none":
             return "no noise"
-        return f"{self.kind}, {100 * self.level:g} % of tokens" if self.by_share else f"{self.kind}, γ = {self.level:g}"
+        if not self.by_share:
+            return f"{self.kind}, γ = {self.level:g}"
+        return f"{self.kind}, {100 * self.level:g} % of {replaced_units(self.kind)}"
 
 
 def condition_of(row: NoiseValue | Paired | Trivial | FrontierPoint) -> Condition:
     """The noise a row was measured under; a share, where there is one, is its level."""
     kind = row.kind or "none"
     if kind == "none":
-        return Condition("none", 0.0, False)
+        return CLEAN
     if row.share is not None:
         return Condition(kind, row.share, True)
     return Condition(kind, row.gamma or 0.0, False)
+
+
+CLEAN = Condition("none", 0.0, False)
+
+
+def base_condition(results: Results) -> Condition:
+    """What *in distribution* means: no noise, or the noise that the models met in training."""
+    return CLEAN if results.base is None else Condition(results.base.kind, results.base.gamma, False)
 
 
 @dataclass(frozen=True)
@@ -121,7 +136,7 @@ def noise_values(results: Results, arm: str) -> dict[Condition, list[float]]:
 
 
 def noise_band(results: Results, arm: str, axis: NoiseAxis) -> Band:
-    """The metric of one arm along one axis of noise, from no noise on; min–max over seeds."""
+    """The metric of one arm along one axis of noise, from the least on; min–max over seeds."""
     values = noise_values(results, arm)
     samples = {condition.level: found for condition, found in values.items() if condition.lies_on(axis)}
     if all(condition.kind == "none" for condition in values if condition.lies_on(axis)):
@@ -130,12 +145,15 @@ def noise_band(results: Results, arm: str, axis: NoiseAxis) -> Band:
 
 
 def conditions(results: Results) -> list[Condition]:
-    """Every noise anything was measured under: none first, then kind by kind, weak to strong."""
+    """Every noise anything was measured under: in distribution first, then kind by kind, weak to strong."""
     found = {condition_of(row) for run in results.runs for row in run.noise} | {
         condition_of(row) for row in results.paired
     }
-    order = {kind: place for place, kind in enumerate(("none", "gaussian", "uniform", "discrete"))}
-    return sorted(found, key=lambda one: (order.get(one.kind, len(order)), one.kind, one.by_share, one.level))
+    order = {kind: place for place, kind in enumerate(("gaussian", "uniform", "discrete"))}
+    first = base_condition(results)
+    return sorted(
+        found, key=lambda one: (one != first, order.get(one.kind, len(order)), one.kind, one.by_share, one.level)
+    )
 
 
 def noise_axes(results: Results) -> list[NoiseAxis]:
@@ -146,8 +164,7 @@ def noise_axes(results: Results) -> list[NoiseAxis]:
 def area_text(results: Results, area: Area) -> str:
     """Over which levels an area averages."""
     by_share = any(axis.by_share for axis in noise_axes(results) if axis.kind == area.kind)
-    levels = f"{100 * (area.upto or 0.0):g} % of tokens" if by_share else f"γ = {area.upto or 0.0:g}"
-    return f"{area.kind} up to {levels}"
+    return Condition(area.kind, area.upto or 0.0, by_share).text.replace(",", " up to")
 
 
 def trivial_values(results: Results, condition: Condition) -> dict[str, float]:
@@ -220,7 +237,7 @@ def frontier_variants(results: Results) -> dict[Variant, list[FrontierPoint]]:
 def beyond_frontier(results: Results, arm: str) -> dict[Condition, bool]:
     """Per noise of the frontier: whether no checkpoint of it is at least as good as this arm both clean and noisy."""
     values = noise_values(results, arm)
-    clean = values.get(Condition("none", 0.0, False))
+    clean = values.get(base_condition(results))
     turn = -1.0 if results.lower_is_better else 1.0
     answer: dict[Condition, bool] = {}
     for condition in dict.fromkeys(condition_of(point) for point in results.frontier):

@@ -77,7 +77,7 @@ def value_table(results: Results) -> Table | None:
     for name, areas in _areas(results).items():
         rows.append([name, *(unit.value(areas[arm].value) if arm in areas else "–" for arm in arms), "–"])
     realised = _realised_shares(results)
-    caption = f"Test {unit.axis}." + (f" Tokens really replaced: {realised}." if realised else "")
+    caption = f"Test {unit.axis}." + (f" Really replaced: {realised}." if realised else "")
     return _table(caption, ["noise", *arms, "best trivial predictor"], rows)
 
 

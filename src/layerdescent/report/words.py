@@ -9,6 +9,7 @@ from layerdescent.report.results import Area, Paired, Results, Run
 from layerdescent.report.summary import (
     Condition,
     area_text,
+    base_condition,
     best_trivial,
     beyond_frontier,
     condition_of,
@@ -191,14 +192,19 @@ def _word_text(runs: Sequence[Run], word: str) -> str:
 def quality_sentences(results: Results, arm: str) -> list[str]:
     """One arm against the baseline: its price without noise, its gains and losses under noise, and the frontier."""
     rows = [row for row in results.paired if row.arm == arm and row.difference is not None and row.ci95 is not None]
+    base = base_condition(results)
+    where = "Without noise" if results.base is None else f"In distribution ({base.text})"
     sentences = [
-        f"Without noise, against {row.against}: {_difference_text(results, row)}." for row in rows if row.kind == "none"
+        f"{where}, against {row.against}: {_difference_text(results, row)}."
+        for row in rows
+        if condition_of(row) == base
     ]
-    noisy = [row for row in rows if row.kind != "none" and condition_of(row).level > 0]
+    noisy = [row for row in rows if condition_of(row) != base and condition_of(row).level > 0]
     if noisy:
         signs = [sign(row, results.lower_is_better) for row in noisy]
+        under = "Under noise" if results.base is None else "Under other noise"
         sentences.append(
-            f"Under noise, against {noisy[0].against}: better in {signs.count(1)}, worse in {signs.count(-1)}, "
+            f"{under}, against {noisy[0].against}: better in {signs.count(1)}, worse in {signs.count(-1)}, "
             f"no clear difference in {signs.count(0)} of {_counted(len(noisy), 'condition')}."
         )
     areas = [area for area in results.auc if area.arm == arm and area.difference is not None and area.ci95 is not None]
@@ -229,7 +235,8 @@ def _frontier_sentence(results: Results, arm: str) -> list[str]:
     beyond = beyond_frontier(results, arm) if arm != results.baseline else {}
     if not beyond:
         return []
-    as_good = f"checkpoint on the {results.baseline} frontier is at least as good, both clean and noisy"
+    both = "both clean and noisy" if results.base is None else "both in distribution and beyond"
+    as_good = f"checkpoint on the {results.baseline} frontier is at least as good, {both}"
     inside = [condition.text for condition, outside in beyond.items() if not outside]
     if not inside:
         return [f"No {as_good}, in {len(beyond)} of {_counted(len(beyond), 'condition')} (mean values, no intervals)."]

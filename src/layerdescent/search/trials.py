@@ -29,7 +29,6 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from layerdescent.data import PreparedText
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
 from layerdescent.experiment import check_settings, claim_folder, lambda_share, load_data, results_header
 from layerdescent.files import read_json, write_json, write_text
@@ -45,6 +44,7 @@ from layerdescent.search.rule import (
     price_paid,
     rule_in_words,
 )
+from layerdescent.tasks import Prepared
 
 # The test part's rows are read only for its texts to be kept out of the others; nothing here looks at them.
 _PARTS = ("train", "validation")
@@ -149,7 +149,7 @@ def _finished(run: Run) -> bool:
 
 def _train_all(
     runs: Sequence[Run],
-    data: PreparedText,
+    data: Prepared,
     tokenizer: PreTrainedTokenizerBase,
     *,
     keep_models: bool,

@@ -24,7 +24,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from layerdescent.data import PreparedText, resolve_model
+from layerdescent.data import resolve_model
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
 from layerdescent.evaluation import DescentProfile, descent_profile
 from layerdescent.evaluation.batches import Rows, collate, evaluating, length_sorted, load_config, load_model
@@ -38,6 +38,7 @@ from layerdescent.runs import Run, train_run, training_config
 from layerdescent.search.rule import price_paid
 from layerdescent.statistics import paired_difference
 from layerdescent.suggest.rules import Measured, Proposal, judge, propose, proposed_dual_lr, revise, spread
+from layerdescent.tasks import Prepared
 from layerdescent.training import DescentArguments, DescentConfig
 
 PILOT_SHARE = 0.2
@@ -235,7 +236,7 @@ class _Trained:
         return self.profile.mean_losses.tolist()
 
 
-def _measure(run: Run, data: PreparedText, tokenizer: PreTrainedTokenizerBase, progress: bool) -> _Trained:
+def _measure(run: Run, data: Prepared, tokenizer: PreTrainedTokenizerBase, progress: bool) -> _Trained:
     """Train a run and measure it on the validation rows; what is there already is read."""
     profile, measured = run.folder / "profile.safetensors", run.folder / "measured.json"
     if not (profile.is_file() and measured.is_file()):
@@ -289,7 +290,7 @@ def _check(
     plan: _Plan,
     proposal: Proposal,
     pilot: _Trained,
-    data: PreparedText,
+    data: Prepared,
     tokenizer: PreTrainedTokenizerBase,
     progress: bool,
 ) -> dict[str, Any]:
@@ -372,7 +373,7 @@ def _could_pool(recipe: Recipe) -> bool:
 def _results(
     recipe: Recipe,
     plan: _Plan,
-    data: PreparedText,
+    data: Prepared,
     pilot: _Trained,
     measured: Measured,
     proposal: Proposal,
