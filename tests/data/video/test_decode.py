@@ -71,10 +71,11 @@ def test_grey_video_of_limited_range_is_stretched_too(tmp_path: Path) -> None:
 def test_colour_is_luma_in_images_and_in_videos_of_red_green_and_blue(tmp_path: Path) -> None:
     rgb = colours()
     write_images(tmp_path / "png", rgb)
+    write_images(tmp_path / "tif", rgb, "{:03d}.tif", compression="packbits")
     video = write_video(tmp_path / "v.mkv", rgb, "ffv1", "bgr0")
     expected = np.rint(0.299 * rgb[..., 0] + 0.587 * rgb[..., 1] + 0.114 * rgb[..., 2])
-    np.testing.assert_array_equal(frames_of(read(tmp_path / "png")), expected)
-    np.testing.assert_array_equal(frames_of(read(video)), expected)
+    for path in (tmp_path / "png", tmp_path / "tif", video):
+        np.testing.assert_array_equal(frames_of(read(path)), expected)
 
 
 def test_colour_is_luma_where_files_store_luma(tmp_path: Path) -> None:

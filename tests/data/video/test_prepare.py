@@ -190,6 +190,7 @@ def test_a_bar_is_shown_while_decoding_and_only_then(
         ("absent", {}, "'absent' is no file or folder here"),
         ("synthetic", {"frames": 65}, "train part: no clip has a window of 65 frames"),
         ("synthetic", {"test_windows": 0}, "0 test windows are asked for"),
+        ("synthetic", {"stored_windows": {"dev": "x"}}, "windows are stored for dev; the parts are train, validation"),
         ("synthetic", {"max_clips": 0}, "at most 0 clips of each part"),
     ],
 )

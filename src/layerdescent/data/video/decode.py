@@ -33,7 +33,8 @@ _LIMITED_RANGE = 1  # FFmpeg's number for luma in 16 … 235
 _FULL_RANGE = np.rint(np.clip((np.arange(256) - 16) * (255 / 219), 0, 255)).astype(np.uint8)
 
 _PACKBITS = 32773  # TIFF's number for the compression that UCSD's files have
-_STRIP_OFFSETS, _STRIP_BYTES, _ROWS_PER_STRIP, _COMPRESSION = 273, 279, 278, 259  # tags of TIFF
+# Tags of TIFF.
+_BITS_PER_SAMPLE, _COMPRESSION, _STRIP_OFFSETS, _ROWS_PER_STRIP, _STRIP_BYTES, _PLANES = 258, 259, 273, 278, 279, 284
 
 
 @dataclass(frozen=True)
@@ -198,12 +199,12 @@ def _check_packbits(path: Path, image: Any) -> None:
     Pillow fills what a damaged strip leaves open, and says nothing: the frame has a broken band.
     """
     tags = image.tag_v2
-    if tags.get(_COMPRESSION) != _PACKBITS:
-        return
+    if tags.get(_COMPRESSION) != _PACKBITS or _STRIP_OFFSETS not in tags or tags.get(_PLANES, 1) != 1:
+        return  # tiles, and strips of one colour each, are not what any of the data sets has
     content = path.read_bytes()
     width, height = image.size
     rows = min(tags.get(_ROWS_PER_STRIP, height), height)
-    bytes_per_row = (width * sum(tags.get(258, (1,))) + 7) // 8  # tag 258: bits of each sample
+    bytes_per_row = (width * sum(tags.get(_BITS_PER_SAMPLE, (1,))) + 7) // 8
     for strip, (start, length) in enumerate(zip(tags[_STRIP_OFFSETS], tags[_STRIP_BYTES], strict=True)):
         wanted = min(rows, height - strip * rows) * bytes_per_row
         got = packbits_length(content[start : start + length])

@@ -202,6 +202,9 @@ def prepare_video(
         >>> video.train[0]["pixel_values"].shape, video.report.window_clips
         (torch.Size([4, 64]), {'train': 5, 'validation': 1, 'test': 2})
     """
+    unknown = [part for part in stored_windows or () if part not in PARTS]
+    if unknown:
+        raise InputError(f"windows are stored for {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
     options = DecodeOptions(resize=Resize(longest_side=longest_side, scale=scale), max_frames=max_frames)
     found: Sequence[Clip | ClipSource]
     if str(source) == SYNTHETIC:
