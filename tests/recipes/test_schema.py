@@ -7,9 +7,13 @@ import pytest
 
 from layerdescent.data.packages import DISTILBERT_CASED
 from layerdescent.errors import InputError
-from layerdescent.recipes import Recipe, list_recipes, load_recipe
+from layerdescent.recipes import Recipe, VideoRecipe, list_recipes, load_recipe
 
-SHIPPED = {
+VIDEO = {
+    "demo-video",
+    *(f"{data}-{model}" for data in ("ucsd-ped2", "avenue", "shanghaitech") for model in ("dust", "ut")),
+}
+SHIPPED = VIDEO | {
     "demo",
     "imdb-minilm",
     "imdb-minilm-cls",
@@ -127,7 +131,7 @@ def test_later_overrides_win() -> None:
         ("evaluation.noise.0.gammas=[]", r"evaluation\.noise\.0: gaussian noise needs gammas"),
         (
             "evaluation.noise.0.kind=discreet",
-            r"evaluation\.noise\.0\.kind: Input should be 'gaussian', 'uniform' or 'discrete'",
+            r"evaluation\.noise\.0\.kind: Input should be 'gaussian', 'uniform', 'discrete', ",
         ),
         ("evaluation.noise.0={kind: discrete}", r"discrete noise needs shares"),
         ("frontier.label_smoothing=[1]", r"frontier\.label_smoothing\.0: .*less than 1 \(given: 1\)"),
@@ -237,6 +241,61 @@ def test_an_arm_overrides_what_is_shared() -> None:
     demo, recipe = load_recipe("demo"), load_recipe("demo", ["arms.descent.learning_rate=1e-3"])
     assert recipe.arm_settings("descent")["learning_rate"] == 1e-3
     assert recipe.arm_settings("erm")["learning_rate"] == demo.train["learning_rate"] != 1e-3
+
+
+def test_recipes_of_video_ask_for_noise_and_for_what_denoisers_know() -> None:
+    for name in VIDEO:
+        recipe = load_recipe(name)
+        assert isinstance(recipe, VideoRecipe)
+        assert {"erm", "descent", "deep-supervision", "noise", "descent-under-noise"} <= recipe.arms.keys()
+        assert {part.kind for part in recipe.evaluation.noise} > {"gaussian", "uniform"}
+    assert load_recipe("avenue-ut").model.architecture == "ut"
+    assert load_recipe("avenue-ut").data.scale == load_recipe("avenue-dust").data.scale == 0.5
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.input_gamma=0", "a denoiser needs noise: give train.input_gamma above 0, the same for all arms"),
+        ("arms.erm.input_gamma=0.3", "a denoiser needs noise"),
+        ("evaluation.noise=[{kind: discrete, shares: [0.5]}]", "discrete noise is not for what these models read"),
+        ("evaluation.shift={other: {source: here.csv}}", "evaluation.shift is for text"),
+        ("data.windows.trian=3", "data.windows.trian: no such field; did you mean train?"),
+        ("data.patchs=3", "data.patchs: no such field; did you mean patch?"),
+        ("model.architecture=dusty", "model.architecture: .*'dust', 'ut'"),
+        ("metric=accuracy", "metric accuracy does not fit data.task regression"),
+        ("data.kind=text", "data.kind is 'text': say video, or leave it out for text"),
+    ],
+)
+def test_mistakes_in_recipes_of_video(override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_recipe("demo-video", [override])
+
+
+def test_noise_on_pixels_is_not_for_text() -> None:
+    with pytest.raises(InputError, match="poisson noise is not for what these models read: choose one of gaussian"):
+        load_recipe("demo", ["evaluation.noise=[{kind: poisson, gammas: [1]}]"])
+
+
+def test_a_recipe_may_extend_another(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "extends: demo-video\nname: mine\ndata: {patch: 4, windows: {test: 7}}\narms: {noise: null}\nseeds: [3]\n"
+    )
+    base, recipe = load_recipe("demo-video"), load_recipe(tmp_path / "mine.yaml", ["train.learning_rate=0.5"])
+    assert (recipe.name, recipe.title, recipe.seeds) == ("mine", base.title, [3])
+    assert recipe.data.model_dump() == base.data.model_dump() | {
+        "patch": 4,
+        "windows": base.data.model_dump()["windows"] | {"test": 7},
+    }
+    assert recipe.arms == {name: arm for name, arm in base.arms.items() if name != "noise"}
+    assert recipe.train == base.train | {"learning_rate": 0.5}
+    (tmp_path / "a.yaml").write_text(f"extends: {tmp_path / 'b.yaml'}\n")
+    (tmp_path / "b.yaml").write_text(f"extends: {tmp_path / 'a.yaml'}\n")
+    with pytest.raises(InputError, match=r"extends is .*: name another recipe, and no circle of them"):
+        load_recipe(tmp_path / "a.yaml")
+    (tmp_path / "c.yaml").write_text("extends: deno\n")
+    with pytest.raises(InputError, match="no recipe or file is called 'deno'; did you mean demo"):
+        load_recipe(tmp_path / "c.yaml")
 
 
 def test_recipes_are_light() -> None:

@@ -449,6 +449,8 @@ def list_recipes() -> list[str]:
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by name or from a YAML file, with some values replaced.
 
+    A recipe with `extends: NAME` is what that one is, with its own fields over it, mapping by mapping.
+
     Args:
         name_or_path: the name of a recipe that comes with the package, or the path of a YAML file.
         overrides: `path.to.field=value`, applied in order; the value is read as YAML. A number in the path counts the
@@ -461,12 +463,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         >>> load_recipe("demo", ["arms.descent.alpha=0.1"]).arms["descent"]["alpha"]
         0.1
     """
-    text, where = _read(name_or_path)
-    content = read_yaml(text, where=where)
-    if not isinstance(content, dict):
-        raise InputError(
-            f"{where} holds no recipe: a mapping with the fields {', '.join(Recipe.model_fields)} is expected"
-        )
+    content, where = _content(name_or_path)
     for override in overrides:
         _override(content, override)
     data = content.get("data")
@@ -483,6 +480,30 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 def _shipped() -> dict[str, Any]:
     folder = resources.files("layerdescent.recipes")
     return {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
+
+
+def _content(name_or_path: str | Path, extending: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
+    """What a recipe says, over what the recipe that it extends says, and what it is called."""
+    text, where = _read(name_or_path)
+    content = read_yaml(text, where=where)
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{where} holds no recipe: a mapping with the fields {', '.join(Recipe.model_fields)} is expected"
+        )
+    base = content.pop("extends", None)
+    if base is None:
+        return content, where
+    if not isinstance(base, str) or base in extending:
+        raise InputError(f"{where}: extends is {base!r}: name another recipe, and no circle of them")
+    return _merged(_content(base, [*extending, base])[0], content), where
+
+
+def _merged(base: Any, own: Any) -> Any:
+    """Mappings field by field, everything else as a whole; what is null in `own` goes."""
+    if not (isinstance(base, dict) and isinstance(own, dict)):
+        return own
+    both = base | {name: _merged(base.get(name), value) for name, value in own.items()}
+    return {name: value for name, value in both.items() if name not in own or own[name] is not None}
 
 
 def _read(name_or_path: str | Path) -> tuple[str, str]:
