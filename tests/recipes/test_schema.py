@@ -249,8 +249,9 @@ def test_recipes_of_video_ask_for_noise_and_for_what_denoisers_know() -> None:
         assert isinstance(recipe, VideoRecipe)
         assert {"erm", "descent", "deep-supervision", "noise", "descent-under-noise"} <= recipe.arms.keys()
         assert {part.kind for part in recipe.evaluation.noise} > {"gaussian", "uniform"}
-    assert load_recipe("avenue-ut").model.architecture == "ut"
-    assert load_recipe("avenue-ut").data.scale == load_recipe("avenue-dust").data.scale == 0.5
+    ut: Any = load_recipe("avenue-ut")
+    dust: Any = load_recipe("avenue-dust")
+    assert (ut.model.architecture, ut.data.scale, dust.data.scale) == ("ut", 0.5, 0.5)
 
 
 @pytest.mark.parametrize(
