@@ -12,7 +12,7 @@ from filelock import FileLock
 from transformers import BertModel
 from typer.testing import CliRunner
 
-from layerdescent import experiment
+from layerdescent import experiment, tasks
 from layerdescent.cli import app
 from layerdescent.data import prepare
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
@@ -120,7 +120,7 @@ def test_nothing_finished_is_done_again(searched: tuple[dict[str, Any], Path], r
 
 
 def test_the_test_part_is_not_touched(recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "prepare", lambda *args, **kwargs: NoTestPart(prepare(*args, **kwargs)))
+    monkeypatch.setattr(tasks, "prepare", lambda *args, **kwargs: NoTestPart(prepare(*args, **kwargs)))
     recipe = with_search(recipe_file, seeds=[0])
     results = search_recipe(recipe, tmp_path, progress=False)
     assert len(results["trials"]) == 4

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, BertForSequenceClassification
 from typer.testing import CliRunner
 
-from layerdescent import experiment
+from layerdescent import experiment, tasks
 from layerdescent.cli import app
 from layerdescent.data import prepare
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
@@ -20,6 +20,7 @@ from layerdescent.suggest import Measured, judge, pilot, propose, suggest_recipe
 from layerdescent.suggest.pilot import descent_arm, layer_spreads, recipe_steps
 from layerdescent.suggest.rules import proposed_dual_lr
 from layerdescent.suggest.words import cost_sentences
+from layerdescent.tables import plain
 from tests.tiny_recipe import NoTestPart, write_recipe, write_reviews
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' own saving
@@ -50,7 +51,13 @@ def test_everything_measured_is_stored(suggested: tuple[dict[str, Any], Path]) -
     assert stored["command"] == "a test"
     assert stored["environment"]["torch"]
     assert len(stored["pilot"]["layer_losses"]) == len(stored["pilot"]["spreads"]) == 3
-    assert {reason["about"] for reason in stored["reasons"]} == {"first_layer", "alpha", "dual_lr", "resilience"}
+    assert {reason["about"] for reason in stored["reasons"]} == {
+        "first_layer",
+        "alpha",
+        "dual_lr",
+        "resilience",
+        "clip_weights",
+    }
     assert {reason["mark"] for reason in stored["reasons"]} == {"C", "D"}
     check = stored["checks"][-1]
     assert len(check["states"]) == len(check["multipliers"]) == 3 - check["settings"]["first_layer"]
@@ -151,7 +158,7 @@ def test_times_of_two_processes_are_not_called_a_comparison(
 
 
 def test_the_test_part_is_not_touched(recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "prepare", lambda *args, **kwargs: NoTestPart(prepare(*args, **kwargs)))
+    monkeypatch.setattr(tasks, "prepare", lambda *args, **kwargs: NoTestPart(prepare(*args, **kwargs)))
     recipe = load_recipe(str(recipe_file), TRAIN)
     assert suggest_recipe(recipe, tmp_path, steps=STEPS, progress=False)["proposal"]
     with pytest.raises(AssertionError, match="the test part was touched"):
@@ -303,7 +310,7 @@ def test_the_command_line(suggested: tuple[dict[str, Any], Path], recipe_file: P
     result = CliRunner().invoke(app, ["suggest", *line])
     assert result.exit_code == 0, result.output
     for setting, value in suggested[0]["proposal"].items():
-        assert f"  {setting:<12} {value:g}" in result.output
+        assert f"  {setting:<12} {plain(value)}" in result.output
     assert "layer  loss, pilot" in result.output
     assert f"recipe:  {suggested[1] / 'suggested.yaml'}" in result.output
     assert json.loads((suggested[1] / "suggestion.json").read_text())["command"].startswith("layerdescent suggest ")

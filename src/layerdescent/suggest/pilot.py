@@ -32,12 +32,13 @@ from layerdescent.experiment import check_settings, claim_folder, load_data, res
 from layerdescent.files import read_json, write_json, write_text
 from layerdescent.models import MEAN_POOLED_BACKBONES
 from layerdescent.readout import Readout
-from layerdescent.recipes import Recipe
+from layerdescent.recipes import Recipe, VideoRecipe
 from layerdescent.recipes.yaml_text import write_yaml
 from layerdescent.runs import Run, train_run, training_config
 from layerdescent.search.rule import price_paid
 from layerdescent.statistics import paired_difference
 from layerdescent.suggest.rules import Measured, Proposal, judge, propose, proposed_dual_lr, revise, spread
+from layerdescent.tables import settings_line
 from layerdescent.tasks import Prepared
 from layerdescent.training import DescentArguments, DescentConfig
 
@@ -97,6 +98,8 @@ def suggest_recipe(
     """
     if steps is not None and steps < 1:
         raise InputError(f"steps is {steps}: give at least 1")
+    if isinstance(recipe, VideoRecipe):
+        raise InputError(f"recipe {recipe.name} is one of video, and suggest knows texts only; search serves both")
     plain = recipe.model_copy(update={"frontier": None, "search": None})
     arm = descent_arm(plain)
     check_settings([Run(plain, arm or plain.baseline, plain.seeds[0], folder)])
@@ -122,7 +125,7 @@ def suggest_recipe(
     proposal = propose(measured, mean_pooling=mean_pooling)
     checks: list[dict[str, Any]] = []
     while check and proposal.alpha is not None:
-        say(f"check {len(checks) + 1}: {plan.steps} steps with {_in_words(proposal.settings)}")
+        say(f"check {len(checks) + 1}: {plan.steps} steps with {settings_line(proposal.settings)}")
         checks.append(_check(plan, proposal, pilot, data, tokenizer, progress))
         revised = revise(proposal, measured, checks[-1]["states"], mean_pooling=mean_pooling)
         if revised is None or len(checks) > RETRIES:
@@ -436,7 +439,3 @@ def _suggested_recipe(recipe: Recipe, arm: str | None, results: Mapping[str, Any
     head += [f"{reason['about']}: {reason['text']} [{reason['mark']}]" for reason in told]
     content = recipe.model_copy(update={"arms": arms}).to_dict()
     return "".join(f"# {line}\n" for line in head) + write_yaml(content)
-
-
-def _in_words(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in settings.items())

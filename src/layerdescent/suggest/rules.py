@@ -107,6 +107,7 @@ class Proposal:
         alpha: share by which each layer is to lower the loss.
         dual_lr: step size of the multipliers.
         resilience: rho, the price of slack.
+        clip_weights: whether negative Lagrangian weights count as 0.
         alpha_max: the largest alpha that the pilot's losses allow; necessary, not sufficient.
         reasons: one or more for each setting.
         changes: what checks changed of what the pilot alone suggested, in order, with the reason.
@@ -119,13 +120,15 @@ class Proposal:
     alpha_max: float
     reasons: tuple[Reason, ...]
     changes: tuple[Reason, ...] = ()
+    clip_weights: bool = True
 
     @property
     def settings(self) -> dict[str, Any]:
         """The fields of `DescentConfig`; empty where there is no proposal."""
         if self.alpha is None:
             return {}
-        return {name: getattr(self, name) for name in ("first_layer", "alpha", "dual_lr", "resilience")}
+        names = ("first_layer", "alpha", "dual_lr", "resilience", "clip_weights")
+        return {name: getattr(self, name) for name in names}
 
 
 def spread(rows: ArrayLike) -> float:
@@ -219,7 +222,7 @@ def propose(
         alpha         1 - (F_L / F_start)^(tightness/n), rounded down to two digits, at least `LEAST_ALPHA`          [C]
 
     with F_start the smaller of F_{first_layer - 1} and the best constant predictor's loss; then `proposed_dual_lr` and
-    `proposed_resilience`. All of it is free of the loss's units.
+    `proposed_resilience`, and negative weights clipped. All of it is free of the loss's units.
 
     Args:
         measured: what the pilot measured.
@@ -238,7 +241,7 @@ def propose(
         >>> losses = (0.693, 0.679, 0.607, 0.544, 0.503, 0.452, 0.41)
         >>> found = propose(Measured(layer_losses=losses, spreads=(0.1,) * 7, constant_loss=0.6931, dual_steps=375))
         >>> found.settings
-        {'first_layer': 1, 'alpha': 0.042, 'dual_lr': 0.32, 'resilience': 120.0}
+        {'first_layer': 1, 'alpha': 0.042, 'dual_lr': 0.32, 'resilience': 120.0, 'clip_weights': True}
     """
     L = measured.num_layers
     if not 0 < tightness <= 1:
@@ -339,7 +342,11 @@ def _dual_reasons(alpha: float, dual_steps: int) -> list[Reason]:
         f"{FLAT_MULTIPLIER:g} / alpha: that multiplier never passes {FLAT_MULTIPLIER:g}, and while one is at most 1 "
         "the slack it buys stays within the tolerance alpha/5"
     )
-    return [Reason("dual_lr", "C", eta), Reason("resilience", "C", rho)]
+    clip = (
+        "no layer is ever paid for getting worse; on the texts where it was tried the constraints were met all the "
+        "same, and the layer below the last lost less than without constraints, not more"
+    )
+    return [Reason("dual_lr", "C", eta), Reason("resilience", "C", rho), Reason("clip_weights", "C", clip)]
 
 
 def judge(

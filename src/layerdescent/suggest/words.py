@@ -5,7 +5,7 @@ from typing import Any
 
 from layerdescent.layers import layers_in_words
 from layerdescent.search.rule import price_text
-from layerdescent.tables import text_table
+from layerdescent.tables import plain, text_table
 
 QUICKER_THAN_PLAIN = 0.95
 """A step under constraints does all that a plain one does; below this ratio something else was measured."""
@@ -18,7 +18,7 @@ def suggestion_text(results: Mapping[str, Any]) -> str:
         results: as `suggest_recipe` returns them, with a proposal.
     """
     steps, proposal = results["steps"], results["proposal"]
-    settings = "\n".join(f"  {name:<12} {value:g}" for name, value in proposal.items())
+    settings = "\n".join(f"  {name:<12} {plain(value)}" for name, value in proposal.items())
     told = {"reasons ([D] derived, [C] our choice)": results["reasons"], "changed by the check": results["changes"]}
     parts = [
         f"{title}:\n" + "\n".join(f"* {each['about']}: {each['text']} [{each['mark']}]" for each in listed)
