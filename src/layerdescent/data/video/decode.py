@@ -8,12 +8,12 @@ that go through RGB and back differ from this by 1.3 levels on average.
 
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Grey = NDArray[np.uint8]
+
+
+class HasShape(Protocol):
+    """What reading needs to know of a frame, whatever it is made into."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W)."""
+
+
+Decoded = TypeVar("Decoded", bound=HasShape)
 
 _LIMITED_RANGE = 1  # FFmpeg's number for luma in 16 … 235
 _FULL_RANGE = np.rint(np.clip((np.arange(256) - 16) * (255 / 219), 0, 255)).astype(np.uint8)
@@ -77,9 +88,22 @@ def read_frames(clip: ClipSource) -> Generator[Grey | Flaw]:
     Raises:
         InputError: nothing can be decoded, frames of several sizes, or a package that is not installed.
     """
-    size: tuple[int, int] | None = None
+    return decoded(clip, grey_of_image, grey_of_video)
+
+
+def decoded(
+    clip: ClipSource, of_image: "Callable[[Image], Decoded]", of_video: "Callable[[VideoFrame], Decoded]"
+) -> "Generator[Decoded | Flaw]":
+    """As `read_frames`, for whoever wants more of a frame than its grey.
+
+    Args:
+        clip: what to read.
+        of_image: makes of an image, opened and not yet decoded, what is wanted.
+        of_video: makes it of a video's frame.
+    """
+    size: tuple[int, ...] | None = None
     flaw: Flaw | None = None
-    for frame in _images(clip) if clip.images else _video(clip.path):
+    for frame in _images(clip, of_image) if clip.images else _video(clip.path, of_video):
         if isinstance(frame, Flaw):
             flaw = flaw or frame
         elif size is not None and frame.shape != size:
@@ -88,7 +112,7 @@ def read_frames(clip: ClipSource) -> Generator[Grey | Flaw]:
                 "cut the clip where the size changes"
             )
         else:
-            size = (frame.shape[0], frame.shape[1])
+            size = frame.shape
         yield frame
     if size is None:
         reason = "it has no frames" if flaw is None else f"{flaw.where}: {flaw.reason}"
@@ -99,7 +123,7 @@ def count_frames(clip: ClipSource) -> int | None:
     """How many frames a clip should have; None where the file does not say."""
     if clip.images:
         return len(clip.images) + sum(missing_numbers([frame_number(path) for path in clip.images]))
-    with _opened(clip.path) as stream:
+    with opened_video(clip.path) as stream:
         return stream.frames or None
 
 
@@ -126,7 +150,7 @@ def _size(shape: tuple[int, ...]) -> str:
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
-def _images(clip: ClipSource) -> Iterator[Grey | Flaw]:
+def _images(clip: ClipSource, of_image: "Callable[[Image], Decoded]") -> "Iterator[Decoded | Flaw]":
     numbers = [frame_number(path) for path in clip.images]
     if usual_step(numbers) is None:
         yield Flaw("file numbers", 0, "they have no usual step, so gaps cannot be seen: taken as an order only")
@@ -134,7 +158,7 @@ def _images(clip: ClipSource) -> Iterator[Grey | Flaw]:
         path = clip.images[place]
         if missing:
             yield Flaw(f"between {clip.images[place - 1].name} and {path.name}", missing, "missing files")
-        yield _image(path)
+        yield _image(path, of_image)
 
 
 def missing_numbers(numbers: list[int]) -> list[int]:
@@ -165,7 +189,7 @@ def usual_step(numbers: list[int]) -> int | None:
     return step if 2 * times >= len(numbers) - 1 else None
 
 
-def _image(path: Path) -> Grey | Flaw:
+def _image(path: Path, of_image: "Callable[[Image], Decoded]") -> "Decoded | Flaw":
     with video_packages():
         from PIL import Image
 
@@ -175,13 +199,18 @@ def _image(path: Path) -> Grey | Flaw:
             with Image.open(path) as image:
                 if image.format == "TIFF":
                     _check_packbits(path, image)
-                return _grey_of_image(image)
+                return of_image(image)
     # Pillow reports damage as any of these, by format.
     except (OSError, SyntaxError, ValueError, EOFError, KeyError, Image.DecompressionBombError) as error:
         return Flaw(path.name, 1, str(error).splitlines()[0] if str(error) else type(error).__name__)
 
 
-def _grey_of_image(image: "Image") -> Grey:
+def grey_of_image(image: "Image") -> Grey:
+    """The grey of an image (H, W).
+
+    Raises:
+        ValueError: its pixels have no known white.
+    """
     if image.format == "JPEG":
         image.draft("L", None)  # luma as stored, where the file has it
     if image.mode.startswith("I;16"):
@@ -237,8 +266,12 @@ def packbits_length(packed: bytes) -> int:
 
 
 @contextmanager
-def _opened(path: Path) -> "Iterator[VideoStream]":
-    """The stream of moving pictures in a file, while it is open."""
+def opened_video(path: Path) -> "Iterator[VideoStream]":
+    """The stream of moving pictures in a file, while it is open.
+
+    Raises:
+        InputError: the file cannot be read, or has no moving pictures.
+    """
     with video_packages():
         import av
         from av.stream import Disposition
@@ -257,11 +290,11 @@ def _opened(path: Path) -> "Iterator[VideoStream]":
         yield pictures[0]
 
 
-def _video(path: Path) -> Iterator[Grey | Flaw]:
+def _video(path: Path, of_video: "Callable[[VideoFrame], Decoded]") -> "Iterator[Decoded | Flaw]":
     with video_packages():
         import av
 
-    with _opened(path) as stream:
+    with opened_video(path) as stream:
         damaged: str | None = None  # why nothing is used before the next key frame
         good = bad = 0
         packets = cast("InputContainer", stream.container).demux(stream)
@@ -287,12 +320,13 @@ def _video(path: Path) -> Iterator[Grey | Flaw]:
                     yield Flaw(f"after frame {good}", 1, damaged)
                 else:
                     good += 1
-                    yield _grey_of_video(frame)
+                    yield of_video(frame)
         if stream.frames > good + bad:
             yield Flaw("end", stream.frames - good - bad, "the file is cut short")
 
 
-def _grey_of_video(frame: "VideoFrame") -> Grey:
+def grey_of_video(frame: "VideoFrame") -> Grey:
+    """The grey of a video's frame (H, W)."""
     if frame.format.is_rgb or frame.format.has_palette:
         return luma(cast(Grey, frame.to_ndarray(format="rgb24")))
     grey = cast(Grey, frame.to_ndarray(format="gray"))
