@@ -340,6 +340,8 @@ def _shift(
 
 # The frontier: what ordinary training buys by stopping early or regularising more ------------------------------------
 
+_VALUES = ("value", "value_clipped")  # clipped to [0, 1], of models that restore pixels
+
 
 def _frontier_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
     """The baseline again, one setting changed, with the first seed."""
@@ -392,11 +394,12 @@ def _frontier(
     points = []
     for name, place in places.items():
         clean, *noisy = swept.noise(name, seed)
+        in_distribution = {key.replace("value", "in_distribution"): clean[key] for key in _VALUES if key in clean}
         points += [
             {
                 **place,
-                "in_distribution": clean["value"],
-                **{key: row[key] for key in ("kind", "gamma", "share", "value")},
+                **in_distribution,
+                **{key: row[key] for key in ("kind", "gamma", "share", *_VALUES) if key in row},
             }
             for row in noisy
         ]

@@ -257,7 +257,7 @@ class VideoTask:
 
 
 class _TrivialDenoisers:
-    """Per-window squared errors of denoisers that know next to nothing, under the noise that models meet."""
+    """Per-window squared errors of denoisers that know next to nothing, as they are and clipped, under given noise."""
 
     def __init__(self, data: PreparedVideo) -> None:
         self.data = data
@@ -273,4 +273,7 @@ class _TrivialDenoisers:
         }
         if self.data.backgrounds is not None:
             estimates["training background"] = background_windows(test, self.data.backgrounds, at.tolist())
-        return {name: ((guess - clean) ** 2).mean(axis=(1, 2)) for name, guess in estimates.items()}
+        return {
+            name: np.stack([((values - clean) ** 2).mean(axis=(1, 2)) for values in (guess, guess.clip(0, 1))])
+            for name, guess in estimates.items()
+        }

@@ -9,10 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from layerdescent.errors import InputError
 from layerdescent.evaluation import Measurement, Setting, SweepResult, robustness_sweep, sweep
+from layerdescent.evaluation.arrays import read_arrays, write_arrays
 from layerdescent.evaluation.batches import load_model
 from layerdescent.evaluation.sweep_result import trivial_predictors
 from layerdescent.perturbation import Perturbation
@@ -409,6 +415,84 @@ def test_clips_of_denoisers_without_noise(tmp_path: Path) -> None:
     assert result.trivial_values()[0]["value"] == pytest.approx(float(mean), rel=1e-5)
     again = robustness_sweep(denoisers, data, kinds=(), batch_size=3, progress=False, store=tmp_path)
     assert again.to_dict() == result.to_dict()
+
+
+def test_denoisers_are_measured_with_clipped_outputs_too() -> None:
+    data = make_clips(9, noise=0.0)
+    denoisers = {("erm", 0): make_denoiser(0), ("descent", 0): make_denoiser(1, num_hidden_layers=1)}
+    base, strong = Perturbation("gaussian", gamma=0.5), Perturbation("gaussian", gamma=2.0)
+    clips = np.arange(9) // 3
+    options: dict[str, Any] = {"base": base, "groups": clips, "batch_size": 4, "progress": False}
+    result = robustness_sweep(denoisers, data, gammas=(2.0,), **options)
+    labels = torch.from_numpy(np.stack([row["labels"] for row in data]))
+    squares: dict[tuple[str, int, bool], Any] = {}
+    for (arm, seed), model in denoisers.items():
+        for place, noise in enumerate((base, strong)):
+            with noise.on(model), torch.no_grad():
+                output = model.eval()(torch.from_numpy(np.stack([row["pixel_values"] for row in data]))).logits
+            assert bool((output < 0).any()) or bool((output > 1).any())  # else clipping would do nothing
+            for clipped, estimate in ((False, output), (True, output.clip(0, 1))):
+                squares[arm, place, clipped] = (estimate - labels).square().mean((1, 2)).numpy()
+                np.testing.assert_allclose(
+                    result.values(arm, place, clipped=clipped)[0], squares[arm, place, clipped], rtol=1e-4
+                )
+            row = result.noise(arm, seed)[place]
+            for key, clipped in (("value", False), ("value_clipped", True)):
+                assert row[key] == pytest.approx(np.sqrt(squares[arm, place, clipped].mean()), rel=1e-5)
+    for place, entry in enumerate(result.paired()):
+        ours, theirs = (squares[arm, place, True] for arm in ("descent", "erm"))
+        roots = np.sqrt(ours.mean()) + np.sqrt(theirs.mean())
+        estimate = paired_difference(ours.reshape(3, 3).mean(1), theirs.reshape(3, 3).mean(1))
+        assert entry["clipped"]["difference"] == pytest.approx(estimate.value / roots, rel=1e-4)
+        assert entry["clipped"]["ci95"] == pytest.approx([estimate.low / roots, estimate.high / roots], rel=1e-4)
+        assert entry["clipped"]["difference"] != pytest.approx(entry["difference"], rel=0.01)
+    for area in result.areas():
+        weak, strong_one = (squares[area["arm"], place, True] for place in (0, 1))
+        assert area["value_clipped"] == pytest.approx(np.sqrt((weak + strong_one).mean() / 2), rel=1e-5)
+    assert [entry["value"] for entry in result.trivial_values()] == [
+        entry["value_clipped"] for entry in result.trivial_values()
+    ]
+
+
+def test_trivial_predictors_may_be_clipped_too() -> None:
+    def trivial(at: Any, noise: Perturbation | None) -> dict[str, Any]:
+        return {"loud": np.stack([at + 400.0, at * 0.0]), "quiet": np.stack([at * 0.0, at * 0.0 + 1e-9])}
+
+    result = robustness_sweep(
+        {"erm": make_denoiser(0)}, make_clips(3), kinds=(), trivial=trivial, batch_size=3, progress=False
+    )
+    loud, quiet = result.trivial_values()
+    assert (loud["value"], loud["value_clipped"]) == (pytest.approx(np.sqrt(401)), 0)
+    assert quiet["value"] == 0
+    beaten = [(sentence.partition(":")[0], sentence.split("'")[1]) for sentence in result.beaten_by_trivial()]
+    assert beaten == [("no noise", "quiet"), ("no noise, clipped", "loud"), ("no noise, clipped", "quiet")]
+
+
+def test_denoisers_stored_without_clipped_values_are_measured_again(tmp_path: Path) -> None:
+    models, data = {"erm": make_denoiser(0)}, make_clips(5)
+    options: dict[str, Any] = {"kinds": (), "batch_size": 5, "progress": False, "store": tmp_path}
+    first = robustness_sweep(models, data, **options)
+    (piece,) = tmp_path.iterdir()
+    arrays, header = read_arrays(piece)
+    del arrays["clipped"]
+    write_arrays(piece, arrays, header)
+    assert robustness_sweep(models, data, **options).to_dict() == first.to_dict()
+    assert "clipped" in read_arrays(piece)[0]
+
+
+def test_numbers_about_pictures_are_not_clipped() -> None:
+    """A model that reads pixels and predicts several numbers: they need not lie in [0, 1]."""
+    torch.manual_seed(0)
+    config = ViTConfig(
+        image_size=4, patch_size=2, num_channels=1, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=8, problem_type="regression",
+    )  # fmt: skip
+    config.num_labels = 2
+    rows = [{"pixel_values": np.full((1, 4, 4), 0.1 * i, np.float32), "labels": [3.0 + i, 5.0]} for i in range(4)]
+    result = robustness_sweep({"erm": ViTForImageClassification(config)}, rows, kinds=(), batch_size=4, progress=False)
+    assert not result.restores_pixels
+    assert "value_clipped" not in result.noise("erm", 0)[0]
+    assert "value_clipped" not in result.trivial_values()[0]
 
 
 @pytest.mark.parametrize(

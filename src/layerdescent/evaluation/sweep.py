@@ -42,7 +42,8 @@ from layerdescent.perturbation import SHARE_KINDS, Perturbation
 from layerdescent.readout import ProblemType, Readout
 
 Trivial = Callable[[NDArray[np.int64], Perturbation | None], Mapping[str, NDArray[np.float32]]]
-"""(positions of rows (n,), noise or None) -> by name the values of predictors that have learned nothing, each (n,)."""
+"""(positions of rows (n,), noise or None) -> by name the values of predictors that have learned nothing, each (n,), or
+(2, n) where those of their outputs clipped to [0, 1] come second."""
 
 GAMMAS = (0.5, 1.0, 1.5, 2.0)
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75)
@@ -78,6 +79,7 @@ def robustness_sweep(
             right[i] = model(row_i).logits.argmax() == label_i
 
     A sample's noise depends on its own tokens or pixels and the noise seed only, so every model meets the same noise.
+    Where models restore pixels, as denoisers do, every value is also given with their outputs clipped to [0, 1].
     Clean inputs are the first setting, unless there is a `base`. Discrete noise is given by the expected share of
     replaced tokens; its gamma is found once, with the baseline on validation rows, and used for all models.
 
@@ -103,7 +105,8 @@ def robustness_sweep(
         base: The noise that models met in training, such as a denoiser's: the first setting, instead of clean inputs.
         groups: The independent unit (N,) that each row belongs to, such as its clip: intervals are over these.
         trivial: Predictors that have learned nothing, given positions of rows and the noise on them, None for none:
-            per-row values for each name; by default the majority class or the mean label.
+            per-row values for each name, with a second line of them for outputs clipped to [0, 1] where there are
+            such; by default the majority class or the mean label.
         store: A folder that keeps each finished (model, setting), so that an interrupted sweep goes on where it was.
             What is found there is used only if model, data, noise and precision are the same, byte by byte.
         progress: Whether a bar shows how long it still takes.
@@ -148,21 +151,24 @@ def robustness_sweep(
     kind = evaluation.kind
     if trivial is None:
         usual = trivial_predictors(labels_of(data, kind), kind, train_labels)
+        # A mean of pixels lies in [0, 1], so clipping leaves it as it is.
+        lines = {name: np.stack([values] * (2 if whole.restored else 1)) for name, values in usual.items()}
         predictors = {
-            name: [values, *[values if sample is None else values[sample]] * len(noises)]
-            for name, values in usual.items()
+            name: [values, *[values if sample is None else values[:, sample]] * len(noises)]
+            for name, values in lines.items()
         }
     else:
         every = np.arange(len(data))
         others = every if sample is None else sample
         by_setting = [trivial(every, base), *(trivial(others, draws[0]) for draws in noises)]
-        predictors = {name: [values[name] for values in by_setting] for name in by_setting[0]}
+        predictors = {name: [np.atleast_2d(values[name]) for values in by_setting] for name in by_setting[0]}
     return SweepResult(
         kind=kind,
         settings=[CLEAN if base is None else _setting(base), *(_setting(draws[0]) for draws in noises)],
         measurements=measurements,
         baseline=baseline,
-        trivial=predictors,
+        trivial={name: [values[0] for values in found] for name, found in predictors.items()},
+        trivial_clipped={name: [v[1] for v in found] for name, found in predictors.items() if len(found[0]) > 1},
         noise_seeds=list(noise_seeds),
         bf16=bf16,
         noisy_units=sample,
@@ -175,6 +181,8 @@ class _Part:
 
     def __init__(self, rows: Rows, batch_size: int, shelf: "_Shelf") -> None:
         self.rows, self.batches, self.identity = rows, length_sorted(rows, batch_size), shelf.identity(data=rows)
+        # Labels that are a picture, not numbers about one: what a model gives is pixels and can be clipped.
+        self.restored = "pixel_values" in rows[0] and np.ndim(rows[0].get("labels", 0)) > 1
 
 
 class _Evaluation:
@@ -203,7 +211,8 @@ class _Evaluation:
             for noise in draws:
                 this = part.identity | identity | {"noise": None if noise is None else noise.to_dict()}
                 stored = self.shelf.get(this)
-                if stored is not None:
+                # Denoisers were measured unclipped only at first; everything else that was stored then stays valid.
+                if stored is not None and ("clipped" in stored[0] or not part.restored):
                     arrays, header = stored
                     self._see(header["kind"])
                     bar.update(len(part.batches))
@@ -227,15 +236,20 @@ class _Evaluation:
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         kind = self.kind
         values, losses = np.empty(len(part.rows), np.float32), np.empty(len(part.rows), np.float32)
-        total = np.zeros(Readout.for_model(model).num_layers + 1)
+        readout = Readout.for_model(model)
+        total, clipped = np.zeros(readout.num_layers + 1), np.empty(len(part.rows), np.float32)
         stream = {"processing_class": self.tokenizer, "perturbation": noise, "bf16": self.bf16, "bar": bar}
         for batch in layer_outputs(model, part.rows, part.batches, kind, **stream):
             last = batch.losses[-1]
             right = correctness(batch.logits[-1], batch.labels, kind)
             values[batch.indices] = (last if right is None else right.float()).cpu().numpy()
             losses[batch.indices] = last.cpu().numpy()
+            if part.restored:
+                inside = batch.logits[-1].clamp(0, 1)
+                clipped[batch.indices] = readout.per_sample_losses(inside, batch.labels).float().cpu().numpy()
             total += batch.losses.double().sum(dim=1).cpu().numpy()
         arrays: dict[str, NDArray[Any]] = {"values": values, "losses": losses, "layer_losses": total / len(part.rows)}
+        arrays |= {"clipped": clipped} if part.restored else {}
         return arrays, {"kind": kind, "realised_share": None if noise is None else _realised(noise)}
 
     def _see(self, kind: ProblemType) -> None:

@@ -1,8 +1,9 @@
 """What a robustness sweep says: values under noise, paired differences, areas, and trivial predictors beside them."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -39,22 +40,28 @@ CLEAN = Setting("none", 0.0)
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """One model under one setting: per unit the value (1 where right, squared error for regression) and last loss."""
+    """One model under one setting: per unit the value (1 where right, squared error for regression) and last loss.
+
+    Of a model that restores pixels also the squared error of its output clipped to [0, 1].
+    """
 
     values: NDArray[np.float32]  # (N,)
     losses: NDArray[np.float32]  # (N,)
     layer_losses: Array  # (L+1,) means over the units
     realised_share: float | None
+    clipped: NDArray[np.float32] | None = None  # (N,)
 
     @staticmethod
     def average(parts: "Sequence[Measurement]") -> "Measurement":
         """The mean over noise seeds: they are further draws for the same units, not further units."""
         shares = [part.realised_share for part in parts if part.realised_share is not None]
+        clipped = [part.clipped for part in parts if part.clipped is not None]
         return Measurement(
             np.mean([part.values for part in parts], axis=0, dtype=np.float32),
             np.mean([part.losses for part in parts], axis=0, dtype=np.float32),
             np.mean([part.layer_losses for part in parts], axis=0),
             float(np.mean(shares)) if shares else None,
+            np.mean(clipped, axis=0, dtype=np.float32) if clipped else None,
         )
 
 
@@ -72,6 +79,7 @@ class SweepResult:
         bf16: Whether the forward passes ran in bfloat16.
         noisy_units: Positions of the units that all but the first setting were measured on; None for all N.
         groups: (N,) the independent unit that each one belongs to, such as a clip; None where each stands for itself.
+        trivial_clipped: As `trivial`, of outputs clipped to [0, 1]; those that have such.
     """
 
     kind: ProblemType
@@ -83,6 +91,12 @@ class SweepResult:
     bf16: bool = False
     noisy_units: NDArray[np.int64] | None = None
     groups: NDArray[np.int64] | None = None
+    trivial_clipped: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
+
+    @property
+    def restores_pixels(self) -> bool:
+        """Whether the models give pixels, so that every value is there for clipped outputs too."""
+        return all(found.clipped is not None for row in self.measurements.values() for found in row)
 
     @property
     def metric(self) -> Literal["accuracy", "rmse"]:
@@ -93,6 +107,16 @@ class SweepResult:
         """The metric of per-unit values: their mean, or its root where they are squared errors."""
         mean = float(np.mean(values, dtype=np.float64))
         return math.sqrt(mean) if self.metric == "rmse" else mean
+
+    def _against(
+        self, arm: str, against: str, values_of: Callable[..., NDArray[Any]], groups: NDArray[Any] | None
+    ) -> dict[str, Any]:
+        """Two arms' paired difference, and inside it that of their clipped outputs where there is one."""
+        found = self._paired(values_of(arm), values_of(against), groups)
+        if self.restores_pixels:
+            inside = self._paired(values_of(arm, clipped=True), values_of(against, clipped=True), groups)
+            found["clipped"] = {name: inside[name] for name in ("difference", "ci95")}
+        return found
 
     def _paired(self, values: NDArray[Any], against: NDArray[Any], groups: NDArray[Any] | None) -> dict[str, Any]:
         """The paired difference of the metric, with its interval.
@@ -116,10 +140,13 @@ class SweepResult:
         """The seeds of an arm."""
         return sorted(seed for name, seed in self.measurements if name == arm)
 
-    def values(self, arm: str, setting: int, seeds: Sequence[int] | None = None) -> NDArray[np.float32]:
-        """The per-unit values (S, N) of an arm under the setting of that position."""
-        rows = [self.measurements[arm, seed][setting].values for seed in seeds or self.seeds(arm)]
-        return np.stack(rows)
+    def values(
+        self, arm: str, setting: int, seeds: Sequence[int] | None = None, *, clipped: bool = False
+    ) -> NDArray[np.float32]:
+        """The per-unit values (S, N) of an arm under the setting of that position, of clipped outputs if asked."""
+        found = [self.measurements[arm, seed][setting] for seed in seeds or self.seeds(arm)]
+        rows = [one.clipped if clipped else one.values for one in found]
+        return np.stack([row for row in rows if row is not None])
 
     def _groups(self, setting: int) -> NDArray[np.int64] | None:
         """The groups of the units that a setting was measured on."""
@@ -137,15 +164,16 @@ class SweepResult:
                 "layer_losses": found.layer_losses.tolist(),
                 "realised_share": found.realised_share,
             }
+            | ({} if found.clipped is None else {"value_clipped": self._value(found.clipped)})
             for setting, found in zip(self.settings, self.measurements[arm, seed], strict=True)
         ]
 
     def paired(self) -> list[dict[str, Any]]:
         """Every arm against the baseline under every setting, paired over the seeds that both have and over units."""
         return [
-            {"arm": arm, "against": self.baseline}
+            {"arm": arm, "against": against}
             | setting.to_dict()
-            | self._paired(self.values(arm, place, seeds), self.values(against, place, seeds), self._groups(place))
+            | self._against(arm, against, partial(self.values, setting=place, seeds=seeds), self._groups(place))
             for arm, against, seeds in self._pairs()
             for place, setting in enumerate(self.settings)
         ]
@@ -165,12 +193,13 @@ class SweepResult:
             if len(self._axis(kind)[0]) < 2:
                 continue
             for arm in self.arms:
-                area = self._area(arm, kind, self.seeds(arm))
-                entry = {"arm": arm, "kind": kind, "upto": self._axis(kind)[1][-1], "value": self._value(area)}
+                areas = partial(self._area, kind=kind)
+                entry = {"arm": arm, "kind": kind, "upto": self._axis(kind)[1][-1], "value": self._value(areas(arm))}
+                if self.restores_pixels:
+                    entry["value_clipped"] = self._value(areas(arm, clipped=True))
                 if arm in pairs:
                     against, seeds = pairs[arm]
-                    areas = self._area(arm, kind, seeds), self._area(against, kind, seeds)
-                    difference = self._paired(*areas, self._groups(1))
+                    difference = self._against(arm, against, partial(areas, seeds=seeds), self._groups(1))
                     entry |= {"against": against} | difference
                 found.append(entry)
         return found
@@ -178,24 +207,28 @@ class SweepResult:
     def trivial_values(self) -> list[dict[str, Any]]:
         """The trivial predictors under every setting."""
         return [
-            {"name": name} | setting.to_dict() | {"value": self._value(values)}
-            for name, of_settings in self.trivial.items()
-            for setting, values in zip(self.settings, of_settings, strict=True)
+            {"name": name}
+            | setting.to_dict()
+            | {"value": self._value(values[place])}
+            | ({"value_clipped": self._value(clipped[place])} if (clipped := self.trivial_clipped.get(name)) else {})
+            for name, values in self.trivial.items()
+            for place, setting in enumerate(self.settings)
         ]
 
     def beaten_by_trivial(self) -> list[str]:
         """One sentence for every setting under which a trivial predictor is at least as good as every arm."""
         sentences = []
-        for name, trivial in self.trivial.items():
-            for place, setting in enumerate(self.settings):
-                bar = self._value(trivial[place])
-                scores = [self._value(self.values(arm, place)) for arm in self.arms]
-                best = min(scores) if self.metric == "rmse" else max(scores)
-                if best >= bar if self.metric == "rmse" else best <= bar:
-                    sentences.append(
-                        f"{condition(setting.to_dict())}: no arm beats the trivial predictor {name!r} "
-                        f"({self.metric} {bar:.3g}; the best arm has {best:.3g})."
-                    )
+        for clipped, predictors in enumerate((self.trivial, self.trivial_clipped if self.restores_pixels else {})):
+            for name, trivial in predictors.items():
+                for place, setting in enumerate(self.settings):
+                    bar = self._value(trivial[place])
+                    scores = [self._value(self.values(arm, place, clipped=bool(clipped))) for arm in self.arms]
+                    best = min(scores) if self.metric == "rmse" else max(scores)
+                    if best >= bar if self.metric == "rmse" else best <= bar:
+                        sentences.append(
+                            f"{condition(setting.to_dict())}{', clipped' if clipped else ''}: no arm beats the trivial "
+                            f"predictor {name!r} ({self.metric} {bar:.3g}; the best arm has {best:.3g})."
+                        )
         return sentences
 
     def to_dict(self) -> dict[str, Any]:
@@ -231,11 +264,14 @@ class SweepResult:
         places.sort(key=lambda place: self.settings[place].level)
         return places, [self.settings[place].level for place in places]
 
-    def _area(self, arm: str, kind: str, seeds: Sequence[int]) -> Array:
+    def _area(self, arm: str, kind: str, seeds: Sequence[int] | None = None, *, clipped: bool = False) -> Array:
         """Normalised areas (S, N) of the units that noise was measured on."""
         places, levels = self._axis(kind)
         of_all = slice(None) if self.noisy_units is None else self.noisy_units
-        curves = [self.values(arm, place, seeds)[:, of_all if place == 0 else slice(None)] for place in places]
+        curves = [
+            self.values(arm, place, seeds, clipped=clipped)[:, of_all if place == 0 else slice(None)]
+            for place in places
+        ]
         area = np.trapezoid(np.stack(curves).astype(np.float64), levels, axis=0)
         return np.asarray(area / (levels[-1] - levels[0]))
 
