@@ -12,6 +12,7 @@ from layerdescent.models.unrolled import TransformerDenoiserConfig as Transforme
 from layerdescent.models.unrolled import TransformerForDenoising as TransformerForDenoising
 from layerdescent.models.unrolled import UtConfig as UtConfig
 from layerdescent.models.unrolled import UtForDenoising as UtForDenoising
+from layerdescent.models.video_denoiser import VideoDenoiser as VideoDenoiser
 
 MEAN_POOLED_BACKBONES = ("bert", "deberta-v2", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 """Encoders whose every hidden state is read as the last one is, with no norm after the last layer; each is tested."""

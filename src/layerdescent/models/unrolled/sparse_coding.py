@@ -66,8 +66,22 @@ class SparseCoderModel(DenoiserModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         m, n, h = config.num_measurements, config.num_pixels, config.hidden_size
-        self.dictionary = nn.Parameter(torch.empty(n, h), requires_grad=config.learn_dictionary)
-        self.measurement = None if m is None else nn.Parameter(torch.empty(m, n), requires_grad=False)
+        self.dictionary = nn.Parameter(torch.empty(n, h))
+        self.measurement = None if m is None else nn.Parameter(torch.empty(m, n))
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As every model's; transformers makes all it loads trainable, so what is fixed is fixed again."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model._freeze()
+        return loaded
+
+    def _freeze(self) -> None:
+        """Take what is not learnt out of training; it stays a parameter, so that a model always has a dtype."""
+        self.dictionary.requires_grad_(self.config.learn_dictionary)
+        if self.measurement is not None:
+            self.measurement.requires_grad_(False)
 
     def measured_dictionary(self) -> Tensor:
         """A D (m, h), or D where pixels are given."""
@@ -247,9 +261,13 @@ class IstaForDenoising(SparseCoderModel):
         super().__init__(config)
         self.first = IstaStep(config, free=config.learned, first=True)
         self.layers = nn.ModuleList(IstaStep(config, free=config.learned) for _ in range(config.num_hidden_layers))
-        if not config.learned:
-            self.requires_grad_(False)
         self.post_init()
+        self._freeze()
+
+    def _freeze(self) -> None:
+        super()._freeze()
+        if not self.config.learned:
+            self.requires_grad_(False)
 
     def _start(self, x: Tensor) -> Tensor:
         return self.first(None, x, self.measured_dictionary())
@@ -343,6 +361,7 @@ class DustForDenoising(SparseCoderModel):
             JointStep(config) if config.joint else IstaStep(config, free=config.free) for _ in L
         )
         self.post_init()
+        self._freeze()
 
     def _start(self, x: Tensor) -> Tensor:
         return self.first(None, x, self.measured_dictionary())
