@@ -29,7 +29,7 @@ class VideoDenoiser:
 
     Args:
         model: a denoiser of `layerdescent.models`, or any model with `config.num_pixels` and `config.num_frames` whose
-            forward takes `pixel_values` (B, T, p p), `num_layers`, and returns `logits` of the same shape.
+            forward takes `pixel_values` (B, T, p p), `num_layers` and `output_hidden_states`, as they do.
         stride: pixels from one patch to the next, 1 … p; half a patch by default. Time goes with 1 / stride^2.
         num_frames: frames of a window; as in the model's training by default. A shorter video is one window.
         frame_stride: frames from one window to the next, 1 … num_frames; half a window by default.
@@ -121,15 +121,18 @@ class VideoDenoiser:
             raise InputError(f"frames must be (B, T, H, W), each at least 1, but they are {tuple(frames.shape)}")
         return torch.stack([torch.stack(list(self.stream(clip, layers))) for clip in frames])
 
-    def stream(self, frames: Iterable[Tensor], layers: int | None = None) -> Iterator[Tensor]:
+    def stream(
+        self, frames: Iterable[Tensor], layers: int | None = None, *, every_layer: bool = False
+    ) -> Iterator[Tensor]:
         """Denoise a video of any length frame by frame; memory holds about one window.
 
         Args:
             frames: (H, W) each, all of one size.
             layers: as in a call.
+            every_layer: whether what comes out is every layer's estimate, Phi_0 first, in one pass.
 
         Yields:
-            (H, W) fp32, as many as came in, the same numbers that a call gives.
+            (H, W) fp32, as many as came in, the same numbers that a call gives; (layers + 1, H, W) of every layer.
 
         Raises:
             InputError: frames of different sizes, or whole numbers.
@@ -139,22 +142,22 @@ class VideoDenoiser:
         if not held:
             return
         window = _taper(len(held))
-        sums, weights = torch.zeros(len(held), *held[0].shape), torch.zeros(len(held))
+        sums, weights = torch.zeros(()), torch.zeros(len(held))
         while held:
-            sums += window[:, None, None] * self._window(held, layers)
+            sums = sums + window[:, None, None, None] * self._window(held, layers, every_layer)
             weights += window
             # Only what no later window reaches is finished; the last window ends with the video.
             coming = list(islice(source, self.frame_stride))
             finished = len(coming) or len(held)
-            done = (sums[:finished] / weights[:finished, None, None]).to(held[0].device)
-            yield from done.unbind()
+            done = (sums[:finished] / weights[:finished, None, None, None]).to(held[0].device)
+            yield from done if every_layer else done[:, 0]
             sums = torch.cat([sums[finished:], torch.zeros_like(sums[:finished])])
             weights = torch.cat([weights[finished:], torch.zeros(finished)])
             held = held[finished:] + coming if coming else []
 
     @torch.no_grad()
-    def _window(self, held: list[Tensor], layers: int | None) -> Tensor:
-        """One window of frames, denoised: (t, H, W) fp32 on the CPU."""
+    def _window(self, held: list[Tensor], layers: int | None, every_layer: bool) -> Tensor:
+        """One window of frames, denoised by the last layer or by each: (t, K, H, W) fp32 on the CPU."""
         H, W = held[0].shape
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
         p, s = self.patch, self.stride
@@ -162,7 +165,6 @@ class VideoDenoiser:
         padded = torch.stack(held).to(device, torch.float32)[:, rows.to(device)][:, :, columns.to(device)]
         taper = torch.outer(_taper(p), _taper(p)).flatten().to(padded)
         weights = torch.outer(_coverage(len(rows), p, s), _coverage(len(columns), p, s)).to(padded)
-        sums = torch.zeros_like(padded)
         grid_rows, grid_columns = (len(rows) - p) // s + 1, (len(columns) - p) // s + 1
         step = max(1, self.batch_size // grid_columns)
         for first in range(0, grid_rows, step):
@@ -170,21 +172,24 @@ class VideoDenoiser:
             strip = slice(first * s, (first + count - 1) * s + p)
             # (t, p p, patches): the layout of fold and unfold.
             patches = functional.unfold(padded[:, None, strip], p, stride=s)
-            clean = torch.cat(
-                [self._denoised(part, layers) for part in patches.permute(2, 0, 1).split(self.batch_size)]
-            )
+            parts = patches.permute(2, 0, 1).split(self.batch_size)
+            clean = torch.cat([self._denoised(part, layers, every_layer) for part in parts])
+            if first == 0:
+                sums = padded.new_zeros(*clean.shape[1:3], *padded.shape[1:])
             size = padded[:, strip].shape[1:]
-            sums[:, strip] += functional.fold((clean * taper).permute(1, 2, 0), size, p, stride=s)[:, 0]
-        return (sums / weights)[:, p - s : p - s + H, p - s : p - s + W].cpu()
+            folded = functional.fold((clean * taper).permute(1, 2, 3, 0).flatten(0, 1), size, p, stride=s)
+            sums[:, :, strip] += folded.unflatten(0, clean.shape[1:3])[:, :, 0]
+        return (sums / weights)[..., p - s : p - s + H, p - s : p - s + W].cpu()
 
-    def _denoised(self, patches: Tensor, layers: int | None) -> Tensor:
-        """Patches (N, t, p p) after the model, which is in eval mode meanwhile."""
+    def _denoised(self, patches: Tensor, layers: int | None, every_layer: bool) -> Tensor:
+        """Patches (N, t, p p) after the model, which is in eval mode meanwhile: (N, t, K, p p)."""
         training = self.model.training
         self.model.eval()
         try:
-            return self.model(pixel_values=patches, num_layers=layers).logits.to(patches)
+            outputs = self.model(pixel_values=patches, num_layers=layers, output_hidden_states=every_layer)
         finally:
             self.model.train(training)
+        return torch.stack(outputs.hidden_states if every_layer else [outputs.logits], dim=2).to(patches)
 
 
 def _within(name: str, value: int | None, default: int, highest: int | None, which: str) -> int:
