@@ -12,6 +12,7 @@ from layerdescent.statistics import (
     mean_interval,
     mean_intervals,
     paired_difference,
+    paired_root_difference,
     simultaneous_upper_bounds,
 )
 
@@ -97,6 +98,20 @@ def test_continuous_and_counted_resampling_agree() -> None:
     fast, slow = mean_interval(coarse, resamples=4000), mean_interval(jittered, resamples=4000)
     assert fast.low == pytest.approx(slow.low, abs=1e-3)
     assert fast.high == pytest.approx(slow.high, abs=1e-3)
+
+
+def test_roots_are_compared_as_a_bootstrap_of_the_roots_would() -> None:
+    rng = np.random.default_rng(3)
+    errors = rng.gamma(2.0, 0.05, size=400)
+    ours, theirs = errors * rng.uniform(0.8, 1.1, size=400), errors
+    found = paired_root_difference(ours, theirs)
+    assert found.value == pytest.approx(np.sqrt(ours.mean()) - np.sqrt(theirs.mean()))
+    draws = rng.integers(400, size=(4000, 400))
+    roots = np.sqrt(ours[draws].mean(1)) - np.sqrt(theirs[draws].mean(1))
+    low, high = np.quantile(roots, [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.1 * (high - low))
+    exact = paired_root_difference(np.zeros(5), np.zeros(5))
+    assert (exact.value, exact.low, exact.high) == (0, 0, 0)
 
 
 def test_a_paired_difference_uses_the_pairing() -> None:

@@ -16,10 +16,11 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from layerdescent.arrays import read_arrays, write_arrays
 from layerdescent.errors import InputError
 from layerdescent.evaluation import Measurement, Setting, SweepResult, robustness_sweep, sweep
-from layerdescent.evaluation.arrays import read_arrays, write_arrays
 from layerdescent.evaluation.batches import load_model
+from layerdescent.evaluation.shelf import Shelf
 from layerdescent.evaluation.sweep_result import trivial_predictors
 from layerdescent.perturbation import Perturbation
 from layerdescent.statistics import paired_difference
@@ -324,8 +325,8 @@ def test_pieces_stored_before_there_was_a_choice_of_precision_are_found(
 ) -> None:
     model = models["erm", 0]
     robustness_sweep({"erm": model}, rows, kinds=(), store=tmp_path, **options)
-    shelf = sweep._Shelf(tmp_path)
-    assert [shelf._path(shelf.identity(data=rows, model=model) | {"noise": None})] == list(tmp_path.iterdir())
+    shelf = Shelf(tmp_path)
+    assert [shelf.path(shelf.identity(data=rows, model=model) | {"noise": None})] == list(tmp_path.iterdir())
 
 
 def test_noise_on_some_rows_is_what_a_sweep_of_these_rows_measures(

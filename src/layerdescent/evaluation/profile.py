@@ -11,9 +11,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from tqdm import tqdm
 
+from layerdescent.arrays import read_arrays, write_arrays
 from layerdescent.descent import DescentConstraints, feasible, monotone, shown
 from layerdescent.errors import InputError, RunError
-from layerdescent.evaluation.arrays import read_arrays, write_arrays
 from layerdescent.evaluation.batches import (
     ModelOrPath,
     Rows,

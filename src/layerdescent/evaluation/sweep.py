@@ -1,23 +1,17 @@
 """The robustness sweep: every model under every noise, the same noise for all, one model in memory at a time."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from tqdm import tqdm
 
 from layerdescent.errors import InputError, RunError
-from layerdescent.evaluation.arrays import read_arrays, write_arrays
 from layerdescent.evaluation.batches import (
-    MODEL_INPUTS,
     ModelOrPath,
     Rows,
     correctness,
@@ -29,6 +23,7 @@ from layerdescent.evaluation.batches import (
     one_group_a_row,
     problem_type,
 )
+from layerdescent.evaluation.shelf import Shelf
 from layerdescent.evaluation.sweep_result import (
     CLEAN,
     Key,
@@ -135,7 +130,7 @@ def robustness_sweep(
     sample = None if noisy_units is None else _positions(noisy_units, len(data))
     first = next((key for key in keyed if key[0] == baseline), next(iter(keyed)))
     tokenizer = load_tokenizer(processing_class, keyed[first], data)
-    shelf = _Shelf(None if store is None else Path(store))
+    shelf = Shelf(None if store is None else Path(store))
     noises = _calibrated(noises, keyed[first], validation, tokenizer, shelf)
 
     measurements: dict[Key, list[Measurement]] = {}
@@ -179,7 +174,7 @@ def robustness_sweep(
 class _Part:
     """The rows of one kind of setting, as they are read and named in the store."""
 
-    def __init__(self, rows: Rows, batch_size: int, shelf: "_Shelf") -> None:
+    def __init__(self, rows: Rows, batch_size: int, shelf: "Shelf") -> None:
         self.rows, self.batches, self.identity = rows, length_sorted(rows, batch_size), shelf.identity(data=rows)
         # Labels that are a picture, not numbers about one: what a model gives is pixels and can be clipped.
         self.restored = "pixel_values" in rows[0] and np.ndim(rows[0].get("labels", 0)) > 1
@@ -188,7 +183,7 @@ class _Part:
 class _Evaluation:
     """Measures models on one data set; knows the heads' problem type once it has seen the first."""
 
-    def __init__(self, first: _Part, others: _Part, tokenizer: Any, shelf: "_Shelf", bf16: bool) -> None:
+    def __init__(self, first: _Part, others: _Part, tokenizer: Any, shelf: "Shelf", bf16: bool) -> None:
         self.first, self.others, self.tokenizer, self.shelf, self.bf16 = first, others, tokenizer, shelf, bf16
         self._kind: ProblemType | None = None
 
@@ -258,56 +253,6 @@ class _Evaluation:
         self._kind = kind
 
 
-@dataclass(frozen=True)
-class _Shelf:
-    """Finished pieces in a folder, each named by the hash of all it depends on; without a folder nothing is kept."""
-
-    folder: Path | None
-
-    def identity(self, **depends_on: Any) -> dict[str, Any]:
-        """What a piece depends on, by content: models and rows become hashes (nothing is hashed without a folder)."""
-        return {} if self.folder is None else {name: _content_hash(value) for name, value in depends_on.items()}
-
-    def get(self, identity: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-        if self.folder is None or not self._path(identity).is_file():
-            return None
-        try:
-            return read_arrays(self._path(identity))
-        except RunError:  # damaged: measured again, and overwritten
-            return None
-
-    def put(self, identity: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> None:
-        if self.folder is not None:
-            write_arrays(self._path(identity), arrays, header)
-
-    def _path(self, identity: Mapping[str, Any]) -> Path:
-        assert self.folder is not None
-        name = blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
-        return self.folder / f"{name}.safetensors"
-
-
-def _content_hash(value: Any) -> str:
-    """Hash a model's weights, a checkpoint's files, or rows; a hub name stands for itself."""
-    digest = blake2b(digest_size=16)
-    if isinstance(value, nn.Module):
-        for name, tensor in value.state_dict().items():
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    elif isinstance(value, str | Path):
-        files = sorted(path for path in Path(value).glob("*") if path.suffix in (".safetensors", ".json"))
-        for path in files:
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-        if not files:
-            digest.update(str(value).encode())
-    else:
-        for row in value:
-            for name in (*MODEL_INPUTS, "labels"):
-                if name in row:
-                    digest.update(name.encode() + np.asarray(row[name]).tobytes())
-    return digest.hexdigest()
-
-
 def _keyed(models: Mapping[Any, ModelOrPath]) -> dict[Key, ModelOrPath]:
     if not models:
         raise InputError("there is nothing to sweep: 0 models were given")
@@ -365,7 +310,7 @@ def _perturbations(
 
 
 def _calibrated(
-    settings: list[list[Perturbation]], model: ModelOrPath, validation: Rows | None, tokenizer: Any, shelf: _Shelf
+    settings: list[list[Perturbation]], model: ModelOrPath, validation: Rows | None, tokenizer: Any, shelf: Shelf
 ) -> list[list[Perturbation]]:
     """The same settings, those given by a share with the gamma that reaches it on the model's validation rows."""
     if not any(_needs_calibration(draws) for draws in settings):

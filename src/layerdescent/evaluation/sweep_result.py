@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from layerdescent.readout import ProblemType
-from layerdescent.statistics import by_group, paired_difference
+from layerdescent.statistics import by_group, paired_difference, paired_root_difference
 from layerdescent.tables import condition
 
 Array = NDArray[np.float64]
@@ -119,17 +119,10 @@ class SweepResult:
         return found
 
     def _paired(self, values: NDArray[Any], against: NDArray[Any], groups: NDArray[Any] | None) -> dict[str, Any]:
-        """The paired difference of the metric, with its interval.
-
-        For squared errors, a - b = (a^2 - b^2) / (a + b) turns the difference of the means into that of their roots:
-        exact for the difference, to first order for the interval.
-        """
-        fields = paired_difference(by_group(values, groups), by_group(against, groups)).to_dict()
-        scale = 1.0
-        if self.metric == "rmse":
-            scale = 1 / max(self._value(values) + self._value(against), np.finfo(float).tiny)
-        fields["ci95"] = [scale * bound for bound in fields["ci95"]]
-        return {"difference": scale * fields.pop("value")} | fields
+        """The paired difference of the metric, with its interval."""
+        estimate = paired_root_difference if self.metric == "rmse" else paired_difference
+        fields = estimate(by_group(values, groups), by_group(against, groups)).to_dict()
+        return {"difference": fields.pop("value")} | fields
 
     @property
     def arms(self) -> list[str]:
