@@ -19,6 +19,8 @@ from layerdescent.models.unrolled.matrices import patch_side
 class VideoDenoiser:
     """A denoiser of patches, applied to videos of any size and length.
 
+    Call it with frames (B, T, H, W), and with `layers` to stop early; `stream` takes a video frame by frame.
+
     Frames are padded by reflection and cut into overlapping patches; each patch position is denoised over a window of
     frames, and what overlaps is averaged under a smooth window in space and time, whose weights sum to 1 everywhere:
 

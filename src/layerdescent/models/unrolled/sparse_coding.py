@@ -334,7 +334,7 @@ class DustForDenoising(SparseCoderModel):
 
     starting at ISTA: c = 1.05 |A D|_2^2, U = A D / c, V = I - D^T A^T A D / c, theta = l1 / c. With attention off, or
     for a single frame, a layer is then exactly a step of ISTA. For a > 0 a layer need not lower the objective above;
-    with `joint=True` a layer is a proximal gradient step on it, `joint_step`, which always does.
+    with `joint=True` a layer is a proximal gradient step on it, `joint_step`, which never raises it.
 
     Args:
         config: see `DustConfig`.
