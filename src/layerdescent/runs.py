@@ -183,7 +183,8 @@ class _KeepWeights(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step in {state.max_steps * part // self.count for part in range(1, self.count)}:
             for part in ("model", "processing_class"):
-                kwargs[part].save_pretrained(self.folder / f"step-{state.global_step}")
+                if kwargs[part] is not None:  # only text has a tokenizer
+                    kwargs[part].save_pretrained(self.folder / f"step-{state.global_step}")
 
 
 def train_run(run: Run, data: Prepared, tokenizer: PreTrainedTokenizerBase | None, *, progress: bool) -> None:

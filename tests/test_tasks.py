@@ -1,0 +1,157 @@
+"""What differs between text and video in an experiment."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layerdescent.errors import InputError
+from layerdescent.evaluation import DescentProfile, descent_profile
+from layerdescent.experiment import compare_recipe, load_data
+from layerdescent.models import DustForDenoising
+from layerdescent.perturbation import Perturbation
+from layerdescent.recipes import Recipe, load_recipe
+from layerdescent.report import write_report
+from layerdescent.tables import comparison_table
+from layerdescent.tasks import task_of
+
+TINY = """
+name: tiny-video
+title: Tiny clips
+model: {architecture: dust, config: {hidden_size: 24, num_hidden_layers: 2}}
+data:
+  kind: video
+  source: synthetic
+  synthetic: {clips: 8, frames: 12, height: 24, width: 24, cameras: 2}
+  frames: 4
+  patch: 4
+  windows: {train: 64, validation: 24, test: 40}
+train:
+  input_gamma: 0.2
+  num_train_epochs: 2
+  per_device_train_batch_size: 16
+  learning_rate: 1.0e-3
+  use_cpu: true
+arms:
+  erm: {objective: erm}
+  descent: {objective: descent, alpha: 0.05, dual_lr: 0.3}
+  noise: {objective: noise, noise_gamma: 1.0, noise_level: uniform}
+  descent-under-noise: {objective: descent, alpha: 0.05, dual_lr: 0.3, constraint_gamma: 1.0}
+seeds: [0]
+evaluation:
+  noise: [{kind: gaussian, gammas: [0.2, 1]}, {kind: poisson, gammas: [0.5]}, {kind: salt-and-pepper, shares: [0.1]}]
+  batch_size: 16
+frontier: {weight_decay: [0.1], checkpoints: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
+    path.write_text(TINY)
+    return load_recipe(path)
+
+
+@pytest.fixture(scope="module")
+def compared(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("video")
+    return compare_recipe(recipe, folder, progress=False), folder
+
+
+def test_video_is_compared_as_text_is(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:
+    results, folder = compared
+    assert results["base"] == {"kind": "gaussian", "gamma": 0.2}
+    erm = results["runs"][0]
+    assert [(row["kind"], row["gamma"], row["share"]) for row in erm["noise"]] == [
+        ("gaussian", 0.2, None),
+        ("gaussian", 1.0, None),
+        ("poisson", 0.5, None),
+        ("salt-and-pepper", 0.0, 0.1),
+    ]
+    # Profile and sweep measure one thing, under the noise of training.
+    assert erm["noise"][0]["value"] ** 2 == pytest.approx(erm["layer_losses"]["test"][-1], rel=1e-5)
+    assert erm["layer_losses"]["test"][0] == pytest.approx(0.2**2, rel=0.05)  # Phi_0 is the noisy input
+    assert {row["name"] for row in results["trivial"]} >= {"constant mean", "temporal mean", "patch mean"}
+    assert {(point["step"], point["weight_decay"]) for point in results["frontier"]} == {
+        (4, 0.0),
+        (8, 0.0),
+        (4, 0.1),
+        (8, 0.1),
+    }
+    assert write_report(results, folder).is_file()
+    assert "rmse, poisson 0.5" in comparison_table(results)
+
+
+def test_clips_are_the_units(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:
+    results, folder = compared
+    data, tokenizer = load_data(recipe, folder, False)
+    clips = len(np.unique(data.test.clip))
+    assert tokenizer is None
+    assert 1 < clips < len(data.test)
+    assert {row["n_units"] for row in results["paired"]} == {clips}
+    profile = DescentProfile.load(folder / "runs/descent-seed0/profile.safetensors")
+    assert len(profile.unit_losses) == clips
+    assert profile.perturbation == Perturbation("gaussian", gamma=0.2).to_dict()
+
+
+def test_what_is_stored_is_an_ordinary_checkpoint(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:
+    results, folder = compared
+    data, _ = load_data(recipe, folder, False)
+    model = DustForDenoising.from_pretrained(folder / "runs/descent-seed0/model")
+    base = task_of(recipe).base
+    again = descent_profile(model, data.test, perturbation=base, groups=data.test.clip, progress=False)
+    assert again.mean_losses.tolist() == pytest.approx(results["runs"][1]["layer_losses"]["test"], rel=1e-5)
+
+
+def test_trivial_denoisers_by_hand(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:
+    results, folder = compared
+    data, _ = load_data(recipe, folder, False)
+    clean = data.test.values()
+    noisy = Perturbation("gaussian", gamma=1.0).on_pixels(clean)
+    expected = {
+        "constant mean": np.full_like(clean, data.training_mean),
+        "temporal mean": noisy.mean(axis=1, keepdims=True),
+        "patch mean": noisy.mean(axis=2, keepdims=True),
+    }
+    found = {
+        row["name"]: row["value"] for row in results["trivial"] if (row["kind"], row["gamma"]) == ("gaussian", 1.0)
+    }
+    for name, guess in expected.items():
+        assert found[name] == pytest.approx(float(np.sqrt(((guess - clean) ** 2).mean())), rel=1e-4)
+
+
+def test_noise_may_be_measured_on_some_windows(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:
+    data, _ = load_data(recipe, compared[1], False)
+    fewer = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"noise_rows": 20})})
+    units = task_of(fewer).sweep_options(data)["noisy_units"]
+    assert len(units) == len(set(units)) == 20
+    assert set(data.test.clip[units]) == set(data.test.clip)  # in proportion to the clips
+
+
+def test_rows_are_known_again_by_their_places_and_pixels(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:
+    folder = compared[1]
+    stored = json.loads((folder / "data.json").read_text())
+    task = task_of(recipe)
+    data, _ = task.prepare(progress=False)
+    assert stored == {part: task.rows_hash(getattr(data, part)) for part in ("train", "validation", "test")}
+    assert len(set(stored.values())) == 3
+    other = recipe.model_copy(update={"data": recipe.data.model_copy(update={"seed": 1})})
+    assert task_of(other).rows_hash(task_of(other).prepare(progress=False)[0].test) != stored["test"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_hidden_layer": 3}, "a dust has no field 'num_hidden_layer'; did you mean num_hidden_layers?"),
+        ({"num_pixels": 9}, "num_pixels follow from data.patch and data.frames"),
+    ],
+)
+def test_a_wrong_field_of_the_network_is_named_before_anything_trains(
+    recipe: Recipe, tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    model: Any = recipe.model
+    wrong = recipe.model_copy(update={"model": model.model_copy(update={"config": config})})
+    with pytest.raises(InputError, match=message.replace("?", r"\?")):
+        compare_recipe(wrong, tmp_path, progress=False)
