@@ -107,7 +107,7 @@ def test_what_is_stored_is_an_ordinary_checkpoint(recipe: Recipe, compared: tupl
 
 def test_trivial_denoisers_by_hand(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:
     results, folder = compared
-    data, _ = load_data(recipe, folder, False)
+    data: Any = load_data(recipe, folder, False)[0]
     clean = data.test.values()
     noisy = Perturbation("gaussian", gamma=1.0).on_pixels(clean)
     expected = {
