@@ -6,6 +6,7 @@
       runs/ARM-seedK/profile.safetensors   its layer losses on the test part
       sweep/                               what the models do under noise, saved as it comes
       results.json                         everything that the page shows
+  pictures.safetensors                 its pictures, of models of video
 
 Whatever is finished is never done again; what another recipe made is never mixed in.
 """
@@ -20,6 +21,7 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from layerdescent.arrays import write_arrays
 from layerdescent.data import PreparedText, ShiftReport, prepare_shift
 from layerdescent.descent import DescentConstraints
 from layerdescent.environment import describe_environment
@@ -30,7 +32,10 @@ from layerdescent.files import read_json, write_json, write_text
 from layerdescent.recipes import Recipe, load_recipe
 from layerdescent.recipes.schema import PARTS, NoiseSpec
 from layerdescent.runs import Run, train_run, training_config
-from layerdescent.tasks import Prepared, task_of
+from layerdescent.tasks import Prepared, WholeFrames, task_of
+from layerdescent.whole_frames import frame_quality, layer_pictures
+
+PICTURES = "pictures.safetensors"
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +106,7 @@ def compare_recipe(
         prepare_shift(name, shift, recipe.data, cast("PreparedText", data), tokenizer, progress=progress)
         for name, shift in recipe.evaluation.shift.items()
     ]
+    frames = task_of(recipe).whole_frames(data)
     for run in [*runs, *extra]:
         say(f"training {run.name}" if not run.record.is_file() else f"{run.name} is trained already")
         if not run.record.is_file():
@@ -114,6 +120,8 @@ def compare_recipe(
     frontier = _frontier(recipe, [*runs, *extra], folder / "sweep", data, tokenizer, progress)
     shift = _shift(recipe, models, folder / "sweep", elsewhere, tokenizer, progress)
     results = _results(recipe, runs, profiles, sweep, frontier, shift, data, command)
+    if frames is not None:
+        results |= _whole_frames(runs, models, frames, folder, progress)
     write_json(folder / "results.json", results)
     return results
 
@@ -335,6 +343,37 @@ def _shift(
             noise = ("kind", "gamma", "share")
             found[key] += [data | {name: value for name, value in row.items() if name not in noise} for row in entries]
         found["data"].append(report.to_dict())
+    return found
+
+
+def _whole_frames(
+    runs: Sequence[Run],
+    models: Mapping[tuple[str, int], Path],
+    frames: WholeFrames,
+    folder: Path,
+    progress: bool,
+) -> dict[str, Any]:
+    """What the models make of whole frames: quality, and pictures that go into a file of their own."""
+    found: dict[str, Any] = {"whole_frames": None, "pictures": None}
+    store, baseline = folder / "sweep", runs[0].recipe.baseline
+    if frames.stretches:
+        found["whole_frames"] = frame_quality(
+            models,
+            frames.stretches,
+            frames.noises,
+            trivial=frames.trivial,
+            baseline=baseline,
+            store=store,
+            progress=progress,
+        )
+    if frames.shown_under:
+        descent = [run.arm for run in runs if run.objective == "descent" and run.arm != baseline]
+        every_layer = [baseline, *descent[:1]]
+        arrays, header = layer_pictures(
+            models, frames.picture, frames.shown_under, every_layer=every_layer, store=store
+        )
+        write_arrays(folder / PICTURES, arrays, header)
+        found["pictures"] = {"file": PICTURES} | header
     return found
 
 

@@ -4,6 +4,7 @@ Everything else (training, profiles, sweeps, statistics, pages) knows rows and m
 """
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -24,6 +25,7 @@ from layerdescent.data.video import (
     VideoWindows,
     background_windows,
     constant_mean,
+    frame_patch_mean,
     patch_mean,
     prepare_video,
     temporal_mean,
@@ -33,6 +35,7 @@ from layerdescent.evaluation.batches import load_config, stored_tokenizer
 from layerdescent.models import MEAN_POOLED_BACKBONES, MeanPooledForSequenceClassification
 from layerdescent.perturbation import Perturbation
 from layerdescent.recipes import Recipe, VideoRecipe
+from layerdescent.whole_frames import Stretch, busiest_part, sampled_stretches
 
 
 class Prepared(Protocol):
@@ -79,6 +82,32 @@ class Task(Protocol):
 
     def sweep_options(self, data: Any) -> dict[str, Any]:
         """What `robustness_sweep` is told of the test part."""
+
+    def whole_frames(self, data: Any) -> "WholeFrames | None":
+        """The whole frames that final models denoise; None for text.
+
+        Raises:
+            InputError: no test clip is long enough.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeFrames:
+    """Whole frames of test clips, the noise that they are measured and shown under, and the trivial denoisers.
+
+    Attributes:
+        stretches: what is measured; empty where the recipe asks for none.
+        noises: under what.
+        picture: what is shown.
+        shown_under: under what; empty where the recipe asks for none.
+        trivial: estimates of denoisers that have learned nothing.
+    """
+
+    stretches: Sequence[Stretch]
+    noises: Sequence[Perturbation]
+    picture: Stretch
+    shown_under: Sequence[Perturbation]
+    trivial: Callable[[Stretch, NDArray[np.float32]], dict[str, NDArray[np.float32]]]
 
 
 def task_of(recipe: Recipe) -> Task:
@@ -177,6 +206,10 @@ class TextTask:
             units = subsample(keys, bins(test["labels"], self.recipe.data.task), count, self.recipe.data.seed)
         return {"train_labels": data.train["labels"], "noisy_units": units}
 
+    def whole_frames(self, data: PreparedText) -> None:
+        """Texts have none."""
+        return
+
 
 @dataclass(frozen=True)
 class VideoTask:
@@ -240,6 +273,26 @@ class VideoTask:
             "trivial": _TrivialDenoisers(data),
         }
 
+    def whole_frames(self, data: PreparedVideo) -> WholeFrames:
+        """A sample of test clips; the picture is the busiest part of one of them, as long as a window."""
+        evaluation, seed = self.recipe.evaluation, self.recipe.data.seed
+        whole, shown = evaluation.whole_frames, evaluation.pictures
+        tested = [data.test.clips[number] for number in np.unique(data.test.clip).tolist()]
+        stretches = sampled_stretches(tested, whole.clips, frames=whole.frames, seed=seed) if whole else []
+        (picture,) = sampled_stretches(tested, 1, frames=data.test.frames, seed=seed)
+        levels = [self.base.gamma, _STRONG_NOISE] if shown is None else shown
+        return WholeFrames(
+            stretches=stretches,
+            noises=self._gaussian(whole.gammas if whole else ()),
+            picture=busiest_part(picture),
+            shown_under=self._gaussian(levels),
+            trivial=_TrivialDenoisers(data).frames,
+        )
+
+    def _gaussian(self, levels: Sequence[float | None]) -> list[Perturbation]:
+        seed = self.recipe.evaluation.noise_seeds[0]
+        return [Perturbation("gaussian", gamma=level, seed=seed) for level in dict.fromkeys(levels)]
+
     def _config(self) -> Any:
         spec, data = self.recipe.model, self.recipe.data
         own = {"num_pixels": data.patch**2, "num_frames": data.frames}
@@ -256,8 +309,14 @@ class VideoTask:
         return kind(**own, **spec.config)
 
 
+_STRONG_NOISE = 1.0  # of the second picture: where layers differ most
+
+
 class _TrivialDenoisers:
-    """Per-window squared errors of denoisers that know next to nothing, as they are and clipped, under given noise."""
+    """Denoisers that know next to nothing, under given noise.
+
+    A call gives per-window squared errors, of estimates as they are and clipped; `frames` gives estimates.
+    """
 
     def __init__(self, data: PreparedVideo) -> None:
         self.data = data
@@ -277,3 +336,18 @@ class _TrivialDenoisers:
             name: np.stack([((values - clean) ** 2).mean(axis=(1, 2)) for values in (guess, guess.clip(0, 1))])
             for name, guess in estimates.items()
         }
+
+    def frames(self, stretch: Stretch, noisy: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Estimates (F, H, W) of whole frames, the noisy frames themselves first."""
+        windows, backgrounds = self.data.test, self.data.backgrounds
+        parts = [noisy[first : first + windows.frames] for first in range(0, len(noisy), windows.frames)]
+        means = [temporal_mean(part.reshape(len(part), -1)).reshape(part.shape) for part in parts]
+        estimates = {
+            "noisy input": noisy,
+            "constant mean": constant_mean(noisy, self.data.training_mean),
+            "temporal mean": np.concatenate(means),
+            "patch mean": frame_patch_mean(noisy, windows.patch),
+        }
+        if backgrounds is not None:
+            estimates["training background"] = np.broadcast_to(backgrounds[stretch.clip.camera], noisy.shape)
+        return estimates

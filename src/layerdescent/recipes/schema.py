@@ -182,6 +182,16 @@ class ShiftSpec(_Section):
     """null is that of `data`."""
 
 
+class WholeFramesSpec(_Section):
+    """Whole frames of test clips that every final model of video denoises, once, under gaussian noise."""
+
+    clips: Count = 4
+    """Of how many test clips."""
+    frames: Count = 12
+    """Frames that follow each other, of each."""
+    gammas: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)] = [0.2, 1.0, 1.5]
+
+
 ShiftName = Annotated[str, Field(pattern=r"^\w[\w +-]*$")]  # no dot: it may stand in an override
 
 
@@ -200,6 +210,10 @@ class EvaluationSpec(_Section):
     """Whether noise also falls on [CLS], [SEP] and their like."""
     shift: dict[ShiftName, ShiftSpec] = Field(default_factory=dict)
     """Data sets by name that the models read without noise."""
+    whole_frames: WholeFramesSpec | None = None
+    """What is measured on whole frames, for video; null is nothing."""
+    pictures: list[Annotated[float, Field(ge=0)]] | None = None
+    """Levels of the gaussian noise of the page's pictures, for video; null is the training level and 1, [] is none."""
 
 
 class FrontierSpec(_Section):
@@ -388,6 +402,8 @@ class Recipe(_Section):
             raise ValueError(
                 f"search.arms lacks the baseline {self.baseline!r}: prices are measured against its best trial"
             )
+        if not isinstance(self, VideoRecipe) and (self.evaluation.whole_frames or self.evaluation.pictures):
+            raise ValueError("evaluation.whole_frames and evaluation.pictures are for video")
         noise = [*self.evaluation.noise, *((self.frontier and self.frontier.noise) or ())]
         for part in noise:
             if part.kind not in self.noise_kinds:
@@ -601,6 +617,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "evaluation": EvaluationSpec,
     "noise": NoiseSpec,
     "shift": ShiftSpec,
+    "whole_frames": WholeFramesSpec,
     "frontier": FrontierSpec,
     "search": SearchSpec,
 }

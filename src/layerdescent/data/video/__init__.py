@@ -11,6 +11,7 @@ from layerdescent.data.video.synthetic import synthetic_clips
 from layerdescent.data.video.trivial import (
     background_windows,
     constant_mean,
+    frame_patch_mean,
     median_background,
     patch_mean,
     temporal_mean,
@@ -35,6 +36,7 @@ __all__ = [
     "constant_mean",
     "default_cache_folder",
     "find_clips",
+    "frame_patch_mean",
     "luma",
     "median_background",
     "patch_mean",

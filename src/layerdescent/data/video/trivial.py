@@ -59,6 +59,27 @@ def patch_mean(noisy: Values) -> Values:
     return np.broadcast_to(noisy.mean(axis=-1, keepdims=True), noisy.shape).copy()
 
 
+def frame_patch_mean(noisy: Values, patch: int) -> Values:
+    """What `patch_mean` is on whole frames, which patches tile from the upper left; the last ones may be smaller.
+
+    Args:
+        noisy: (..., H, W).
+        patch: side of the patch, in pixels.
+
+    Example:
+        >>> frame_patch_mean(np.array([[0, 1, 7], [2, 3, 9]], dtype=np.float32), 2)
+        array([[1.5, 1.5, 8. ],
+               [1.5, 1.5, 8. ]], dtype=float32)
+    """
+    means = noisy
+    for axis in (-2, -1):
+        starts = np.arange(0, noisy.shape[axis], patch)
+        sizes = np.diff(starts, append=noisy.shape[axis])
+        sums = np.add.reduceat(means, starts, axis=axis)
+        means = np.repeat(sums / (sizes[:, None] if axis == -2 else sizes), sizes, axis=axis)
+    return means.astype(np.float32)
+
+
 def background_windows(
     windows: VideoWindows, backgrounds: Mapping[str, Values], indices: Sequence[int] | slice = slice(None)
 ) -> Values:
