@@ -106,6 +106,7 @@ ORDER = [
     {"descent"},
     {"duals", "readout", "perturbation", "recipes"},
     {"data", "training", "evaluation", "report"},
+    {"whole_frames"},
     {"tasks"},
     {"runs"},
     {"experiment"},

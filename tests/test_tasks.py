@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layerdescent.arrays import read_arrays
 from layerdescent.errors import InputError
 from layerdescent.evaluation import DescentProfile, descent_profile
 from layerdescent.experiment import compare_recipe, load_data
 from layerdescent.models import DustForDenoising
 from layerdescent.perturbation import Perturbation
 from layerdescent.recipes import Recipe, load_recipe
+from layerdescent.recipes.schema import WholeFramesSpec
 from layerdescent.report import write_report
 from layerdescent.tables import comparison_table
 from layerdescent.tasks import task_of
@@ -42,6 +44,7 @@ arms:
 seeds: [0]
 evaluation:
   noise: [{kind: gaussian, gammas: [0.2, 1]}, {kind: poisson, gammas: [0.5]}, {kind: salt-and-pepper, shares: [0.1]}]
+  whole_frames: {clips: 2, frames: 6, gammas: [0.2, 1]}
   batch_size: 16
 frontier: {weight_decay: [0.1], checkpoints: 2}
 """
@@ -120,6 +123,50 @@ def test_trivial_denoisers_by_hand(recipe: Recipe, compared: tuple[dict[str, Any
     }
     for name, guess in expected.items():
         assert found[name] == pytest.approx(float(np.sqrt(((guess - clean) ** 2).mean())), rel=1e-4)
+
+
+def test_whole_frames_and_pictures_of_final_models(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:
+    results, folder = compared
+    found = results["whole_frames"]
+    arms = list(recipe.arms)
+    assert [(row["arm"], row["gamma"]) for row in found["runs"]] == [(arm, g) for arm in arms for g in (0.2, 1.0)]
+    assert [clip["frames"] for clip in found["clips"]] == [6, 6]
+    assert {clip["clip"] for clip in found["clips"]} <= set(results["data"]["clips"]["test"])
+    assert {row["arm"] for row in found["paired"]} == set(arms) - {"erm"}
+    simple = {(row["name"], row["gamma"]): row for row in found["trivial"]}
+    assert simple["noisy input", 1.0]["rmse"] == pytest.approx(1.0, rel=0.05)
+    assert simple["temporal mean", 1.0]["rmse"] == pytest.approx((1 / 4 * 4 / 6 + 1 / 2 * 2 / 6) ** 0.5, rel=0.1)
+    assert simple["patch mean", 1.0]["rmse"] == pytest.approx(1 / 4, rel=0.25)
+    assert simple["constant mean", 0.2] == simple["constant mean", 1.0] | {"gamma": 0.2}
+
+    pictures = results["pictures"]
+    assert [noise["gamma"] for noise in pictures["noise"]] == [0.2, 1.0]  # the level of training, and a strong one
+    layers = {shown["arm"]: shown["layers"] for shown in pictures["arms"]}
+    assert layers == {"erm": [1, 2], "descent": [1, 2], "noise": [2], "descent-under-noise": [2]}
+    arrays, header = read_arrays(folder / pictures["file"])
+    assert pictures == {"file": "pictures.safetensors"} | header
+    assert arrays["clean"].shape == arrays["1.noisy"].shape == (24, 24)
+
+
+def test_frames_that_no_test_clip_has_are_refused_before_anything_trains(recipe: Recipe, tmp_path: Path) -> None:
+    whole = recipe.evaluation.model_copy(update={"whole_frames": WholeFramesSpec(frames=13)})
+    with pytest.raises(InputError, match="no test clip has 13 frames"):
+        compare_recipe(recipe.model_copy(update={"evaluation": whole}), tmp_path, progress=False)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_whole_frames_there_are_pictures_still_and_without_both_neither(
+    recipe: Recipe, compared: tuple[dict[str, Any], Path]
+) -> None:
+    def asking(**fields: Any) -> dict[str, Any]:
+        evaluation = recipe.evaluation.model_copy(update={"whole_frames": None} | fields)
+        changed = recipe.model_copy(update={"evaluation": evaluation, "frontier": None})
+        return compare_recipe(changed, compared[1], progress=False)
+
+    only = asking(pictures=[0.5])
+    assert only["whole_frames"] is None
+    assert [noise["gamma"] for noise in only["pictures"]["noise"]] == [0.5]
+    assert asking(pictures=[])["pictures"] is None
 
 
 def test_noise_may_be_measured_on_some_windows(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:

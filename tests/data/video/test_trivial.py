@@ -5,6 +5,7 @@ from layerdescent.data.video.clips import Clip
 from layerdescent.data.video.trivial import (
     background_windows,
     constant_mean,
+    frame_patch_mean,
     median_background,
     patch_mean,
     temporal_mean,
@@ -36,6 +37,18 @@ def test_each_mean_runs_over_its_own_axis() -> None:
         assert estimate.shape == NOISY.shape
         assert estimate.dtype == np.float32
         assert estimate.flags.writeable
+
+
+@pytest.mark.parametrize("patch", [1, 2, 4, 9])
+def test_patches_tile_whole_frames(patch: int) -> None:
+    found = frame_patch_mean(NOISY, patch)
+    assert found.dtype == np.float32
+    for n in range(3):
+        for row in range(4):
+            for column in range(6):
+                top, left = row // patch * patch, column // patch * patch
+                block = NOISY[n, top : top + patch, left : left + patch]
+                assert found[n, row, column] == pytest.approx(block.mean(), abs=1e-6)
 
 
 def test_means_divide_the_noise_by_what_they_average() -> None:
