@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from layerdescent.report import figures, search_figures
 from layerdescent.report.ink import ARMS, BASELINE, STYLE
@@ -43,6 +44,7 @@ def head_inputs(stored: list[tuple[str, dict[str, Any]]]) -> Figure:
 def remedies(results: Results, arms: Sequence[str], noise: tuple[str, float]) -> Figure:
     """For each arm the inflation of its worst layer, and its accuracy against the baseline's, clean and under noise."""
     kind, gamma = noise
+    arms = [arm for arm in arms if results.runs_of(arm)]
     figure, [[inflated, clean, noisy]] = figures.panel_grid(1, 3, narrow=False, height=0.42 * len(arms) + 1.3)
     rows = range(len(arms))
     for row, arm in zip(rows, arms, strict=True):
@@ -64,6 +66,7 @@ def remedies(results: Results, arms: Sequence[str], noise: tuple[str, float]) ->
         panel.grid(visible=False, axis="y")
     inflated.set_title("inflation of the worst layer")
     inflated.set_xlabel("nats, one dot a seed")
+    inflated.xaxis.set_major_locator(MaxNLocator(4))
     clean.set_title("accuracy, no noise")
     noisy.set_title(f"accuracy, {kind} γ {gamma:g}")
     for panel in (clean, noisy):
@@ -102,7 +105,19 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[[], Figure | None]]] = {
 }
 # The arms of the recipes; what else was tried beside them stands in the figure of remedies.
 SHOWN = ("erm", "descent", "deep-supervision", "noise")
-VARIANTS = ("descent", "alpha-06", "alpha-10", "clipped", "detached", "cumulative", "late", "deep-supervision", "noise")
+VARIANTS = (
+    "descent",
+    "alpha-06",
+    "alpha-10",
+    "clipped",
+    "detached",
+    "cumulative",
+    "late",
+    "under-noise",
+    "deep-supervision",
+    "noise",
+    "noise-uniform",
+)
 FIGURES["sst2-minilm-remedies"] = (
     ("sst2-minilm",),
     lambda: remedies(_results("sst2-minilm"), VARIANTS, ("gaussian", 1.5)),
