@@ -3,6 +3,8 @@
 import csv
 import errno
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +276,70 @@ def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path, monkeypatc
 def test_unknown_option_and_command() -> None:
     assert run("compare", "demo", "--sed", "1").exit_code == 2
     assert run("comprae", "demo").exit_code == 2
+
+
+@pytest.fixture
+def film_and_model(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder of frames, and the checkpoint of a denoiser."""
+    from layerdescent.models import DustConfig, DustForDenoising
+    from tests.data.video.films import film, write_images
+
+    write_images(tmp_path / "in", film(6, 18, 22))
+    DustForDenoising(DustConfig(num_pixels=16, num_frames=4, hidden_size=16, num_hidden_layers=2)).save_pretrained(
+        tmp_path / "model"
+    )
+    return tmp_path / "in", tmp_path / "model"
+
+
+def test_denoise_measures_where_the_clean_clip_is_known(film_and_model: tuple[Path, Path], tmp_path: Path) -> None:
+    frames, checkpoint = film_and_model
+    out = tmp_path / "out.mp4"
+    result = run("denoise", checkpoint, frames, out, "--gamma", 0.2, "--side-by-side", "--quiet")
+    assert result.exit_code == 0, result.output
+    head, *rows, speed, last = result.stdout.splitlines()
+    assert head.split() == ["RMSE", "RMSE", "clipped", "PSNR", "clipped"]
+    assert [row.rpartition("dB")[0].split("  ")[0].strip() for row in rows] == ["input", "layer 1", "layer 2"]
+    assert float(rows[0].split()[1]) == pytest.approx(0.2, rel=0.05)
+    assert re.fullmatch(r"6 frames, [\d.]+ frames/s", speed)
+    assert last == f"video: {out}"
+    assert out.is_file()
+
+
+def test_denoise_as_is_has_nothing_to_measure(film_and_model: tuple[Path, Path], tmp_path: Path) -> None:
+    frames, checkpoint = film_and_model
+    result = run("denoise", checkpoint, frames, tmp_path / "out", "--as-is", "--layers", 1)
+    assert result.exit_code == 0, result.output
+    assert "RMSE" not in result.output
+    assert len(list((tmp_path / "out").glob("*.png"))) == 6
+    assert_refused(run("denoise", checkpoint, frames, tmp_path / "out"), 2, "is there already", "--overwrite")
+    assert run("denoise", checkpoint, frames, tmp_path / "out", "--overwrite", "--quiet").exit_code == 0
+
+
+def test_denoise_says_in_one_line_what_cannot_be(film_and_model: tuple[Path, Path], tmp_path: Path) -> None:
+    frames, checkpoint = film_and_model
+    (tmp_path / "text.mp4").write_text("Not a film.\n" * 50)
+    (tmp_path / "full").mkdir()
+    (tmp_path / f"full/.out.mp4.{os.getpid()}.tmp").symlink_to("/dev/full")
+    for arguments, code, words in (
+        ((checkpoint, tmp_path / "text.mp4", tmp_path / "out"), 2, ["cannot be read as a video"]),
+        ((checkpoint, tmp_path / "nothing", tmp_path / "out"), 2, ["is no file or folder"]),
+        ((checkpoint, frames, tmp_path / "out.gif"), 2, ["OUT ends in .gif"]),
+        ((checkpoint, frames, tmp_path / "out", "--layers", 3), 2, ["3 layers", "has 2"]),
+        ((checkpoint, frames, tmp_path / "out", "--as-is", "--gamma", 1), 2, ["--as-is", "--gamma 1", "leave one out"]),
+        ((tmp_path / "no-model", frames, tmp_path / "out"), 2, ["no model at"]),
+        ((checkpoint, frames, tmp_path / "full/out.mp4"), 1, ["no space is left on the device", "full/out.mp4"]),
+    ):
+        assert_refused(run("denoise", *arguments, "--quiet"), code, *words)
+    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "full").iterdir()) == []
+
+
+def test_denoise_that_is_stopped_writes_nothing(
+    film_and_model: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("layerdescent.models.VideoDenoiser._window", stop)
+    assert_refused(run("denoise", *reversed(film_and_model), tmp_path / "out.mp4"), 1, "stopped", "was not written")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"in", "model"}

@@ -370,6 +370,84 @@ def sweep(
         typer.echo(f"sweep: {out}")
 
 
+@app.command(
+    epilog="Example: layerdescent denoise runs/demo-video/runs/descent-seed0/model holiday.mp4 holiday-denoised.mp4"
+)
+def denoise(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder of a denoiser, as `layerdescent train` writes it.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A video file, or a folder of numbered images.")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="A video file (.mp4, .m4v, .mov, .mkv, .webm, .avi); without a suffix, a folder of PNG frames.",
+        ),
+    ],
+    gamma: Annotated[
+        float | None,
+        typer.Option(min=0, help="First add gaussian noise of this level; white is 1. IN is the clean video then."),
+    ] = None,
+    as_is: Annotated[bool, typer.Option("--as-is", help="Denoise what is there; the default.")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the noise.")] = 0,
+    layers: Annotated[int | None, typer.Option(min=1, help="Stop after so many layers, which is faster.")] = None,
+    side_by_side: Annotated[bool, typer.Option("--side-by-side", help="Write noisy | denoised.")] = False,
+    clean: Annotated[
+        Path | None, typer.Option(help="The clean version of IN, frame for frame, to measure against.")
+    ] = None,
+    colour: Annotated[
+        str, typer.Option(help="luma denoises luma and keeps the colour; channels denoises red, green and blue.")
+    ] = "luma",
+    rate: Annotated[float | None, typer.Option(help="Frames a second of a folder of images; 25 by default.")] = None,
+    sound: Annotated[bool, typer.Option("--sound/--no-sound", help="Copy the sound from video to video.")] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it is there.")] = False,
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="Pixels from one patch to the next; half a patch by default. Time: 1 / stride^2."),
+    ] = None,
+    frame_stride: Annotated[
+        int | None, typer.Option(min=1, help="Frames from one window to the next; half a window by default.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Most patches in one forward pass.")] = 1024,
+    quiet: Quiet = False,
+) -> None:
+    """Denoise a video of any length, and keep its colour, its sound and its time stamps."""
+    from layerdescent.denoise import denoise_video
+    from layerdescent.tables import text_table
+
+    _calm()
+    if as_is and gamma is not None:
+        raise InputError(f"both --as-is and --gamma {gamma:g} are given: leave one out")
+    try:
+        done = denoise_video(
+            model,
+            source,
+            out,
+            gamma=gamma,
+            seed=seed,
+            layers=layers,
+            colour=colour,  # type: ignore[arg-type]  # which is checked there
+            side_by_side=side_by_side,
+            clean=clean,
+            rate=rate,
+            sound=sound,
+            overwrite=overwrite,
+            stride=stride,
+            frame_stride=frame_stride,
+            batch_size=batch_size,
+            progress=not quiet,
+        )
+    except KeyboardInterrupt:
+        raise RunError(f"stopped; {out} was not written") from None
+    if done.quality is not None:
+        names = ["input", *(f"layer {number}" for number in range(1, len(done.quality)))]
+        cells = [[f"{each.rmse:.4f}", f"{each.rmse_clipped:.4f}", f"{each.psnr:.2f} dB"] for each in done.quality]
+        rows = [[name, *row] for name, row in zip(names, cells, strict=True)]
+        typer.echo(text_table(["", "RMSE", "RMSE clipped", "PSNR clipped"], rows))
+    for note in done.notes:
+        typer.echo(f"- {note}")
+    typer.echo(f"{done.frames} frames, {done.frames_per_second:.3g} frames/s\nvideo: {done.out}")
+
+
 @app.command(epilog="Example: layerdescent report runs/demo")
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders with a results.json, or such files.")],
