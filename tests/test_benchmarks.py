@@ -1,15 +1,20 @@
 """The benchmarks run and write what they promise; their numbers mean nothing on a toy model."""
 
 import json
+import math
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from benchmarks import head_inputs, step_cost
+from benchmarks import denoise, head_inputs, step_cost
+from layerdescent.errors import InputError
+from layerdescent.models import DustConfig, DustForDenoising
 
 
 def settings(*arguments: str) -> step_cost.Settings:
@@ -101,3 +106,68 @@ def test_a_probe_has_no_gradient_left_at_its_fit() -> None:
     rows, labels = torch.randn(60, 4), torch.randint(3, (60,))
     strong, _ = head_inputs.probe(rows, labels, rows, labels, penalty=1e6)
     assert strong == pytest.approx(-(labels.bincount() / 60).log().mul(labels.bincount() / 60).sum().item(), abs=1e-4)
+
+
+@pytest.fixture
+def small_denoiser(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = DustConfig(num_pixels=16, num_frames=4, hidden_size=16, num_hidden_layers=2)
+    DustForDenoising(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def run_denoise(model: Path, tmp_path: Path, *more: str) -> dict[str, Any]:
+    sizes = [
+        "--frames",
+        "6",
+        "--width",
+        "24",
+        "--height",
+        "16",
+        "--rounds",
+        "2",
+        "--output",
+        str(tmp_path / "out.json"),
+    ]
+    denoise.main([str(model), *sizes, *more])
+    return dict(json.loads((tmp_path / "out.json").read_text()))
+
+
+def test_denoise_measures_every_method_on_one_clip(
+    small_denoiser: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cv2")
+    pytest.importorskip("pywt")
+    found = run_denoise(small_denoiser, tmp_path, "--layers", "1", "--layers", "2")
+    rows = found["methods"]
+    ours = {"layerdescent, 1 layer", "layerdescent, 2 layers"}
+    assert set(rows) == {"noisy", "opencv", "wavelet", "wavelet-volume", *ours}
+    assert found["missing"] == {}
+    assert rows["noisy"]["rmse"] == pytest.approx(0.2, rel=0.15)  # a little less than was added: bytes end at 0 and 255
+    for name in ("opencv", "wavelet", "wavelet-volume"):
+        assert rows[name]["rmse_clipped"] < 0.8 * rows["noisy"]["rmse_clipped"]
+    for name, row in rows.items():
+        assert row["psnr_clipped"] == pytest.approx(-20 * math.log10(row["rmse_clipped"]), abs=0.3)
+        assert (name in ours) == ("rmse_unclipped_noise" in row)
+        if name != "noisy":
+            speed = row["frames_per_second"]
+            assert 0 < speed["lowest"] <= speed["median"] <= speed["highest"]
+    assert 0.4 <= found["chosen"]["opencv_h"] / (255 * 0.2) <= 1.5
+    assert found["environment"]["scikit-image"]
+    assert "opencv" in capsys.readouterr().out
+
+
+def test_denoise_without_opencv_says_so(
+    small_denoiser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("cv2", "pywt"):
+        monkeypatch.setitem(sys.modules, package, None)
+    found = run_denoise(small_denoiser, tmp_path)
+    assert set(found["methods"]) == {"noisy", "layerdescent, 2 layers"}
+    assert set(found["missing"]) == {"opencv", "wavelet"}
+    assert "cv2 is not installed; pip install 'layerdescent[video,benchmarks]'" in capsys.readouterr().out
+
+
+def test_denoise_refuses_layers_that_are_not_there(small_denoiser: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the model has 2"):
+        run_denoise(small_denoiser, tmp_path, "--layers", "3")
