@@ -2,8 +2,14 @@
 
 import math
 import random
+from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from layerdescent.arrays import write_arrays
 
 LAYERS = list(range(7))
 ALPHA = [0.1] * 6
@@ -259,3 +265,116 @@ def _history(rng: random.Random) -> dict[str, Any]:
         rows["multipliers"].append(multipliers)
         rows["weights"].append([0.0] + [m - n for m, n in zip(multipliers, later, strict=True)])
     return rows
+
+
+def video_results(seeds: int = 2) -> dict[str, Any]:
+    """Denoisers: noise in distribution, raw and clipped values, whole frames. The pictures are a file of their own."""
+    arms, levels = ("erm", "descent", "noise"), (0.2, 1.0, 1.5)
+    errors = {"erm": (0.03, 0.5, 0.8), "descent": (0.032, 0.4, 0.6), "noise": (0.05, 0.07, 0.1)}
+    inside = {"erm": (0.03, 0.3, 0.4), "descent": (0.031, 0.28, 0.36), "noise": (0.05, 0.07, 0.09)}
+    kinds: list[Level] = [
+        *((kind, gamma, None) for kind in ("gaussian", "uniform", "poisson") for gamma in levels),
+        *(("salt-and-pepper", 0.0, share) for share in (0.05, 0.25)),
+    ]
+
+    def value(of: Mapping[str, tuple[float, ...]], arm: str, gamma: float, share: float | None) -> float:
+        return of[arm][levels.index(gamma)] if share is None else of[arm][0] + share / 4
+
+    runs = [
+        {
+            "arm": arm,
+            "seed": seed,
+            "alpha": ALPHA if arm == "descent" else None,
+            "layers": LAYERS,
+            "layer_losses": {"test": [0.04 * 0.7**layer for layer in LAYERS[:-1]] + [errors[arm][0] ** 2]},
+            "constant_loss": 0.028,
+            "noise": [
+                {"kind": kind, "gamma": gamma, "share": share, "realised_share": share}
+                | {"value": value(errors, arm, gamma, share) + 0.001 * seed}
+                | {"value_clipped": value(inside, arm, gamma, share) + 0.001 * seed}
+                for kind, gamma, share in kinds
+            ],
+        }
+        for arm in arms
+        for seed in range(seeds)
+    ]
+
+    def paired(arm: str, kind: str, gamma: float, share: float | None) -> dict[str, Any]:
+        raw, clip = (value(of, arm, gamma, share) - value(of, "erm", gamma, share) for of in (errors, inside))
+        entry = {"arm": arm, "against": "erm", "kind": kind, "gamma": gamma, "share": share, "difference": raw}
+        entry |= {"ci95": [raw - 0.01, raw + 0.01], "n_units": 12, "n_seeds": seeds, "method": "a bootstrap"}
+        return entry | {"clipped": {"difference": clip, "ci95": [clip - 0.05, clip + 0.05]}}
+
+    def frames(gamma: float, rmse: float, clipped: float, **of: Any) -> dict[str, Any]:
+        quality = {"rmse": rmse, "rmse_clipped": clipped, "psnr": -20 * math.log10(clipped), "ssim": 1 - clipped}
+        return of | {"kind": "gaussian", "gamma": gamma, "share": None} | quality
+
+    trivial = {"constant mean": 0.17, "temporal mean": 0.3, "patch mean": 0.06, "training background": 0.15}
+    return {
+        "experiment": "video",
+        "recipe": {"name": "demo-video", "model": {"architecture": "dust"}, "data": {"source": "synthetic"}},
+        "metric": "rmse",
+        "base": {"kind": "gaussian", "gamma": 0.2},
+        "seeds": list(range(seeds)),
+        "arms": {"erm": {"objective": "erm"}, "descent": {"objective": "descent"}, "noise": {"objective": "noise"}},
+        "data": {"windows": {"train": 1600, "validation": 500, "test": 1000}},
+        "runs": runs,
+        "paired": [paired(arm, *level) for arm in arms[1:] for level in kinds],
+        "auc": [
+            {"arm": arm, "kind": "gaussian", "upto": 1.5, "value": errors[arm][1], "value_clipped": inside[arm][1]}
+            for arm in arms
+        ],
+        "trivial": [
+            {"name": name, "kind": kind, "gamma": gamma, "share": share, "value": error, "value_clipped": 0.9 * error}
+            for name, error in trivial.items()
+            for kind, gamma, share in kinds
+        ],
+        "frontier": [
+            {"step": step, "weight_decay": 0.0, "label_smoothing": 0.0, "kind": "gaussian", "gamma": 1.0}
+            | {"in_distribution": 0.031, "value": 0.45, "in_distribution_clipped": 0.031, "value_clipped": 0.25}
+            for step in (50, 100)
+        ],
+        "whole_frames": {
+            "clips": [{"clip": f"clip-{n}", "first": 3, "frames": 12, "height": 96, "width": 128} for n in range(4)],
+            "runs": [
+                frames(gamma, value(errors, arm, gamma, None), value(inside, arm, gamma, None), arm=arm, seed=seed)
+                for arm in arms
+                for seed in range(seeds)
+                for gamma in levels
+            ],
+            "trivial": [frames(gamma, 0.06, 0.05, name="patch mean") for gamma in levels],
+            "paired": [
+                {"arm": arm, "against": "erm", "kind": "gaussian", "gamma": gamma, "share": None}
+                | {"rmse": {"difference": -0.02, "ci95": [-0.03, -0.01]}, "psnr": {"difference": 2, "ci95": [1, 3]}}
+                | {"ssim": {"difference": -0.02, "ci95": [-0.03, -0.01]}, "method": "a bootstrap", "n_units": 4}
+                for arm in arms[1:]
+                for gamma in levels
+            ],
+        },
+        "pictures": {"file": "pictures.safetensors"},
+    }
+
+
+def write_pictures(folder: Path, side: int = 24) -> Path:
+    """The file that `video_results` names."""
+    rng = np.random.default_rng(0)
+    clean = rng.random((side, side + 8)).astype(np.float32)
+    counts = {"erm": 6, "descent": 6, "noise": 1}
+    arrays = {"clean": clean}
+    for at in range(2):
+        arrays[f"{at}.noisy"] = clean + 0.2 * (1 + 4 * at)
+        arrays |= {
+            f"{at}.{number}": np.stack([clean + 0.1 / (layer + 1) for layer in range(count)])
+            for number, count in enumerate(counts.values())
+        }
+    header = {
+        "clip": "clip-07",
+        "frame": 41,
+        "noise": [{"kind": "gaussian", "gamma": gamma, "share": None} for gamma in (0.2, 1.0)],
+        "arms": [
+            {"arm": arm, "seed": 0, "layers": list(range(7 - count, 7)) if count > 1 else [6]}
+            for arm, count in counts.items()
+        ],
+    }
+    write_arrays(folder / "pictures.safetensors", arrays, header)
+    return folder / "pictures.safetensors"

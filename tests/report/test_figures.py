@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from layerdescent.report import figures
 from layerdescent.report.ink import dark_inks, inline_svg, svg_of
 from layerdescent.report.results import read_results
-from tests.report.fixture import full_results, minimal_results
+from tests.report.fixture import full_results, minimal_results, video_results
 
 DRAWINGS: list[tuple[Callable[..., Figure | None], tuple[str, ...]]] = [
     (figures.layer_losses, ()),
@@ -125,3 +126,46 @@ def test_a_lone_point_of_the_frontier_carries_its_value() -> None:
     figure = figures.draw(figures.frontier, read_results(given), narrow=False)
     assert figure is not None
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.1", "0.3", "0.1"]
+
+
+def names(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def test_many_kinds_of_noise_stand_below_each_other_and_trivial_predictors_at_their_ends() -> None:
+    figure = figures.draw(figures.robustness, read_results(video_results(1)), narrow=False)
+    assert figure is not None
+    values, differences = figure.axes[::2], figure.axes[1::2]
+    assert [axes.get_title(loc="left") for axes in values] == [
+        f"{kind} noise" for kind in ("gaussian", "uniform", "poisson", "salt-and-pepper")
+    ]
+    assert all(axes.get_title(loc="left").endswith("difference to erm") for axes in differences)
+    for axes in values:
+        assert set(names(axes)) == {"constant mean", "temporal mean", "patch mean", "training background"}
+        figure.savefig(BytesIO())
+        boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.y0)
+        assert all(before.y1 <= after.y0 + 1 for before, after in pairwise(boxes))
+        assert boxes[0].y0 >= axes.get_window_extent().y0 - 1
+    one = figures.draw(figures.robustness, read_results(full_results(("erm", "descent"))), narrow=False)
+    assert one is not None
+    assert names(one.axes[0]) == ["majority"]  # one alone is written on its line
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 0.2)), min_size=1, max_size=6), st.floats(0, 0.2))
+def test_labels_of_different_heights_neither_touch_nor_leave_the_axes(
+    labels: list[tuple[float, float]], lowest: float
+) -> None:
+    targets, heights = (list(values) for values in zip(*labels, strict=True))
+    places = figures.spread(targets, heights, lowest=lowest, highest=1.5)
+    ordered = sorted(range(len(labels)), key=lambda one: (targets[one], one))
+    for before, after in pairwise(ordered):
+        assert places[after] - places[before] >= (heights[before] + heights[after]) / 2 - 1e-9
+    assert min(places) >= lowest - 1e-9
+    assert max(places) <= max(1.5, lowest + sum(heights)) + 1e-9
+
+
+def test_axes_of_denoisers_say_what_their_layers_and_losses_are() -> None:
+    figure = figures.draw(figures.layer_losses, read_results(video_results()), narrow=False)
+    assert figure is not None
+    assert figure.axes[0].get_xlabel() == "layer (0: the noisy input)"
+    assert figure.axes[0].get_ylabel() == "mean test loss (squared error)"

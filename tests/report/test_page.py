@@ -7,11 +7,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from layerdescent.arrays import write_arrays
 from layerdescent.errors import InputError, RunError
 from layerdescent.report import write_report
-from tests.report.fixture import full_results, minimal_results, rmse_results
+from tests.report.fixture import full_results, minimal_results, rmse_results, video_results, write_pictures
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 SECTIONS = [
@@ -204,6 +206,54 @@ def test_a_lower_error_is_called_better(tmp_path: Path) -> None:
     text = " ".join(" ".join(read(write_report(rmse_results(), tmp_path)).text).split())
     assert "−0.1280 (−0.1400 to −0.1100) ▲ better" in text
     assert "better ↙" not in text  # there is no frontier
+
+
+def test_a_page_of_denoisers_has_what_the_others_have_and_more(video_page: Path) -> None:
+    reader = read(video_page)
+    assert [heading for heading in reader.headings if heading in SECTIONS] == SECTIONS
+    text = " ".join(" ".join(reader.text).split())
+    for expected in (
+        "A denoiser (dust, 6 layers) was trained 3 ways",
+        "1,600 train windows, 500 validation windows and 1,000 test windows",
+        "to take out gaussian noise of γ = 0.2",
+        "12 test clips, 2 seeds",
+        "the model’s own decoder",
+        "gaussian, γ = 0.2 (in distribution)",
+        "Test RMSE with outputs clipped to [0, 1].",
+        "Paired differences in RMSE with outputs clipped to [0, 1], 95 %",
+        "With outputs clipped to [0, 1]: +0.0010 RMSE",
+        "48 frames (128x96) of 4 test clips",
+        "PSNR (dB)",
+        "In pictures",
+        "32x24 pixels of frame 42 of test clip clip-07",
+    ):
+        assert expected in text
+    for strange in ("accuracy", "tokens, ", "embeddings)", " points", "test units"):
+        assert strange not in text.partition("Glossary")[0]
+    pictures = [value for tag, _, value in reader.references if tag == "image"]
+    assert len(pictures) == 2 * 2 * (2 + 3 + 6 + 6)  # wide and narrow, two noises, what went in and what came out
+    assert all(value.startswith("data:image/png;base64,") for value in pictures)
+
+
+def test_pictures_that_were_left_behind_are_said(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(video_results(1)), encoding="utf-8")
+    page = write_report(tmp_path / "results.json", tmp_path / "out")
+    text = " ".join(" ".join(read(page).text).split())
+    assert "lie in pictures.safetensors, which is not beside its results here" in text
+    write_pictures(tmp_path)
+    again = write_report(tmp_path / "results.json", tmp_path / "out")
+    assert "image/png" in again.read_text(encoding="utf-8")
+
+
+def test_damaged_pictures_are_named(tmp_path: Path) -> None:
+    file = write_pictures(tmp_path)
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(RunError, match=r"pictures\.safetensors is damaged"):
+        write_report(video_results(1), tmp_path)
+    arrays, header = {"clean": np.zeros((4, 4), np.float32)}, {"clip": "a", "frame": 0}
+    write_arrays(file, arrays, header)
+    with pytest.raises(RunError, match=r"pictures\.safetensors is damaged \('noise'\)"):
+        write_report(video_results(1), tmp_path)
 
 
 def test_several_experiments_share_a_page(tmp_path: Path) -> None:

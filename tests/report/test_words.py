@@ -18,7 +18,7 @@ from layerdescent.report.words import (
     split_settings,
     trivial_sentences,
 )
-from tests.report.fixture import full_results, minimal_results, rmse_results
+from tests.report.fixture import full_results, minimal_results, rmse_results, video_results
 
 
 def with_verdicts(losses: list[list[float]], *verdicts: dict[str, bool]) -> dict[str, Any]:
@@ -184,3 +184,32 @@ def test_the_note_on_other_data_says_what_was_left_out_and_what_is_trivial() -> 
     assert "rotten-tomatoes: 1,601 rows left out" in note
     assert "sst2:" not in note
     assert "trivial predictor (majority)" in note
+
+
+def test_clipped_outputs_are_judged_beside_the_raw_ones() -> None:
+    results = read_results(video_results())
+    sentences = quality_sentences(results, "descent")
+    assert sentences[:3] == [
+        "In distribution (gaussian, γ = 0.2), against erm: +0.0020 RMSE (95 %: −0.0080 to +0.0120), "
+        "no clear difference.",
+        "Under other noise, against erm: better in 6, worse in 0, no clear difference in 4 of 10 conditions.",
+        "With outputs clipped to [0, 1]: +0.0010 RMSE (95 %: −0.0490 to +0.0510), no clear difference; better in 0, "
+        "worse in 0 of the others.",
+    ]
+    assert sentences[-2].startswith("No checkpoint on the erm frontier is at least as good, both in distribution and")
+    assert sentences[-1].startswith("With outputs clipped to [0, 1]: some checkpoint on the erm frontier is at least")
+    assert not any("clipped" in sentence for sentence in quality_sentences(read_results(full_results()), "descent"))
+
+
+def test_trivial_predictors_that_win_clipped_only_are_said_apart() -> None:
+    given = video_results()
+    for row in given["trivial"]:
+        row["value"] = row["value_clipped"] = 0.065 if row["name"] == "patch mean" else 0.5
+    assert trivial_sentences(read_results(given)) == [
+        "No arm beats the trivial predictor “patch mean”, whether outputs are clipped to [0, 1] or not, under "
+        "gaussian (γ = 1, 1.5), uniform (γ = 1, 1.5), poisson (γ = 1, 1.5) and salt-and-pepper (25 % of pixels)."
+    ]
+    for row in given["trivial"]:
+        row["value"] = 0.5
+    (clipped,) = trivial_sentences(read_results(given))
+    assert clipped.startswith("No arm beats the trivial predictor “patch mean”, with outputs clipped to [0, 1], under")

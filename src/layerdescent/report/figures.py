@@ -5,7 +5,8 @@ A function returns None where the results lack what it would show.
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import cycle, pairwise
+from itertools import accumulate, cycle, pairwise
+from textwrap import wrap
 from typing import Any, Literal
 
 import matplotlib
@@ -43,6 +44,8 @@ WIDE, NARROW = 10.5, 4.3  # inches
 _MARKERS = "osD^vPX"
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 _MOST_LAYER_LABELS = 9
+_NARROW_LABEL = 17  # characters in a line, so that labels leave room for the lines
+_MOST_COLUMNS = 3  # of kinds of noise beside each other
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,10 @@ def layer_losses(results: Results, *, narrow: bool) -> Figure | None:
         calibrated = layer_means(results, arm, lambda run: run.calibrated_losses.get("test"))
         if calibrated:
             axes.plot(list(calibrated), list(calibrated.values()), ":", color=look[arm].colour, linewidth=1.1)
-        ends.append(_End(f"{arm}  {number(band.mean[-1], digits)}", band.x[-1], band.mean[-1], look[arm].colour))
+        label = f"{arm}  {number(band.mean[-1], digits)}"
+        if narrow:
+            label = "\n".join(wrap(label, _NARROW_LABEL))
+        ends.append(_End(label, band.x[-1], band.mean[-1], look[arm].colour))
     deepest = max(band.x[-1] for band in bands.values())
     constant = constant_loss(results)
     if constant is not None:
@@ -113,9 +119,9 @@ def layer_losses(results: Results, *, narrow: bool) -> Figure | None:
         axes.yaxis.set_major_formatter(ScalarFormatter())
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_locator(MaxNLocator(8 if narrow else 13, integer=True))
-    starts_at_embeddings = min(band.x[0] for band in bands.values()) == 0
-    axes.set_xlabel("layer" + (" (0: embeddings)" if starts_at_embeddings else ""))
-    axes.set_ylabel("mean test loss" + (" (nats)" if results.metric != "rmse" else ""))
+    start = " (0: the noisy input)" if results.of_denoisers else " (0: embeddings)"
+    axes.set_xlabel("layer" + (start if min(band.x[0] for band in bands.values()) == 0 else ""))
+    axes.set_ylabel("mean test loss" + (" (squared error)" if results.metric == "rmse" else " (nats)"))
     if any(run.calibrated_losses.get("test") for run in results.runs):
         _legend_of_lines(axes, [("as trained", "-"), ("recalibrated", ":")])
     axes.margins(x=0.02)
@@ -177,16 +183,23 @@ def robustness(results: Results, *, narrow: bool) -> Figure | None:
         figure, grid = panel_grid(len(panels), 1, narrow=True, height=2.8)
     elif len(noises) == 1:
         figure, grid = panel_grid(1, len(panels), narrow=False, height=4.0)
+    elif len(noises) > _MOST_COLUMNS:
+        figure, grid = panel_grid(len(noises), len(rows_of_panels), narrow=False, height=3.1)
     else:
         figure, grid = panel_grid(len(rows_of_panels), len(noises), narrow=False, height=3.3)
         panels = [(noise, paired) for paired in rows_of_panels for noise in noises]
     look = looks(results)
+    names: list[tuple[Axes, list[_End]]] = []
     for axes, (noise, paired) in zip(grid.flat, panels, strict=True):
-        (_differences if paired else _values)(axes, results, noise, look)
+        if paired:
+            _differences(axes, results, noise, look)
+        else:
+            names.append((axes, _values(axes, results, noise, look)))
         axes.set_title(f"{noise.kind} noise" + (f": difference to {results.baseline}" if paired else ""))
         axes.set_xlabel(f"{replaced_units(noise.kind)} replaced (%)" if noise.by_share else "noise level γ")
         axes.set_ylabel(f"{unit.of_difference} (95 % interval)" if paired else f"test {unit.axis}")
     _legend_of_arms(figure, results, look, narrow=narrow)
+    _label_ends(figure, names)
     return figure
 
 
@@ -260,26 +273,35 @@ def _frontier_styles(variants: Iterable[Variant]) -> dict[Variant, tuple[str, _L
     return {variant: (_FAMILIES[variant.family][0], next(unused[variant.family])) for variant in variants}
 
 
-def spread(targets: Sequence[float], gap: float) -> list[float]:
-    """Places for labels, at least `gap` apart and, in least squares, as near to their targets as that allows.
+def spread(
+    targets: Sequence[float], gap: float | Sequence[float], lowest: float = -np.inf, highest: float = np.inf
+) -> list[float]:
+    """Places for labels that don't touch and are, in least squares, as near to their targets as that allows.
 
-    With sorted targets this is isotonic regression of `target_i - i * gap`, solved by pooling neighbours.
+    Neighbours are `gap` apart, or by the mean of their two where each has a height of its own. With sorted targets
+    this is isotonic regression of `target_i - (where label i stands in a stack)`, solved by pooling neighbours; bounds
+    clip its solution. Where the labels don't fit between them, the lower one holds.
 
     >>> [round(place, 2) for place in spread([0.5, 0.5, 0.9], gap=0.1)]
     [0.45, 0.55, 0.9]
+    >>> [round(place, 2) for place in spread([0.0, 0.0], gap=[0.1, 0.3], lowest=0.05)]
+    [0.05, 0.25]
     """
     order = sorted(range(len(targets)), key=lambda one: targets[one])
+    heights = [gap if isinstance(gap, int | float) else gap[one] for one in order]
+    stack = list(accumulate(((before + after) / 2 for before, after in pairwise(heights)), initial=0.0))
     pools: list[tuple[float, int]] = []
     for rank, one in enumerate(order):
-        mean, size = targets[one] - rank * gap, 1
+        mean, size = targets[one] - stack[rank], 1
         while pools and pools[-1][0] > mean:
             before, count = pools.pop()
             mean, size = (before * count + mean * size) / (count + size), count + size
         pools.append((mean, size))
-    levels = [mean for mean, size in pools for _ in range(size)]
+    top = max(lowest, highest - stack[-1])
+    levels = [min(max(mean, lowest), top) for mean, size in pools for _ in range(size)]
     places = [0.0] * len(targets)
     for rank, (one, level) in enumerate(zip(order, levels, strict=True)):
-        places[one] = level + rank * gap
+        places[one] = level + stack[rank]
     return places
 
 
@@ -326,18 +348,20 @@ def _label_ends(figure: Figure, labels: Sequence[tuple[Axes, list[_End]]]) -> No
         to_fraction = axes.transData + axes.transAxes.inverted()
         targets = [float(to_fraction.transform((end.x, end.y))[1]) for end, _ in mine]
         line = 1.25 * matplotlib.rcParams["font.size"] * figure.dpi / 72 / axes.bbox.height
-        tallest = max((end.text.count("\n") + 1 for end, _ in mine), default=1)
-        for (_, note), place in zip(mine, spread(targets, line * (1 + 0.4 * (tallest - 1))), strict=True):
+        heights = [line * (end.text.count("\n") + 1) for end, _ in mine]
+        for (_, note), place in zip(mine, spread(targets, heights, lowest=line / 2, highest=1.0), strict=True):
             note.xyann = (1.035, place)
 
 
-def _values(axes: Axes, results: Results, noise: NoiseAxis, look: dict[str, Look]) -> None:
+def _values(axes: Axes, results: Results, noise: NoiseAxis, look: dict[str, Look]) -> list[_End]:
+    """Every arm's line, and the trivial predictors'; the names of these are left to do where there are several."""
     along_x, along_y = _scales(results, noise)
     for arm in results.arm_names:
         band = noise_band(results, arm, noise)
         if band.x:
             _line(axes, _scaled(band, along_x, along_y), look[arm], narrow=False)
-    for name, path in _trivial_paths(results, noise).items():
+    paths, ends = _trivial_paths(results, noise), []
+    for name, path in paths.items():
         x, y = [along_x * level for level, _ in path], [along_y * value for _, value in path]
         alone = len(x) == 1
         axes.plot(
@@ -350,7 +374,11 @@ def _values(axes: Axes, results: Results, noise: NoiseAxis, look: dict[str, Look
             markersize=14,
             zorder=1,
         )
-        axes.annotate(name, (x[0], y[0]), (2, 3), textcoords="offset points", color=FAINT, fontsize=8.5)
+        if len(paths) == 1:
+            axes.annotate(name, (x[0], y[0]), (2, 3), textcoords="offset points", color=FAINT, fontsize=8.5)
+        else:
+            ends.append(_End(name, x[-1], y[-1], FAINT))
+    return ends
 
 
 def _differences(axes: Axes, results: Results, noise: NoiseAxis, look: dict[str, Look]) -> None:
@@ -364,9 +392,10 @@ def _differences(axes: Axes, results: Results, noise: NoiseAxis, look: dict[str,
     arms = [arm for arm in results.arm_names if any(row.arm == arm for row in rows)]
     levels = sorted({condition_of(row).level for row in rows})
     nearest = min((after - before for before, after in pairwise(levels)), default=1.0)
+    # Side by side, or the intervals of several arms would hide each other; but all near the level that they are of.
+    step = min(0.16 * nearest, 0.03 * (levels[-1] - levels[0])) if len(levels) > 1 else 0.16
     for place, arm in enumerate(arms):
-        # Side by side, or the intervals of several arms would hide each other.
-        shift = 0.16 * nearest * (place - (len(arms) - 1) / 2)
+        shift = step * (place - (len(arms) - 1) / 2)
         mine = [row for row in rows if row.arm == arm]
         x = {id(row): along_x * (condition_of(row).level + shift) for row in mine}
         for row in mine:

@@ -4,6 +4,7 @@ Figures are drawn once, in the inks for a light page. In the page each ink becom
 light ink, so that a dark screen only has to override variables and print stays light.
 """
 
+import base64
 import io
 import re
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from PIL import Image  # which matplotlib needs itself
 
 TEXT = "#1b1e23"
 FAINT = "#6a6f78"
@@ -101,7 +103,20 @@ def svg_of(figure: Figure, name: str) -> str:
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    return buffer.getvalue()
+    return re.sub(
+        r"(data:image/png;base64,)\s*([^\"]+)", lambda found: found[1] + _grey_png(found[2]), buffer.getvalue()
+    )
+
+
+def _grey_png(encoded: str) -> str:
+    """A PNG in base64; one in shades of grey, which matplotlib writes in four channels, in a single one."""
+    with Image.open(io.BytesIO(base64.b64decode(encoded))) as image:
+        red, green, blue, alpha = (channel.tobytes() for channel in image.convert("RGBA").split())
+        if not red == green == blue or min(alpha) < 255:
+            return encoded
+        buffer = io.BytesIO()
+        image.convert("L").save(buffer, "PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def inline_svg(document: str, name: str, label: str) -> str:

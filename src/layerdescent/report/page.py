@@ -10,8 +10,10 @@ from layerdescent.errors import InputError, RunError
 from layerdescent.files import write_text
 from layerdescent.recipes.yaml_text import write_yaml
 from layerdescent.report import figures, tables, words
+from layerdescent.report.pictures import picture_figure, read_pictures
 from layerdescent.report.render import FigureView, render, slug, stored_figure
 from layerdescent.report.results import Results, read_results
+from layerdescent.report.summary import clipped
 
 Source = dict[str, Any] | Path | str
 
@@ -42,11 +44,12 @@ def write_report(results: Source | Sequence[Source], folder: Path | str) -> Path
         raise InputError("report: no results given; name at least one folder that `layerdescent compare` wrote")
     experiments = [read_results(source) for source in sources]
     folder = Path(folder)
+    beside = [folder if isinstance(source, dict) else _folder_of(Path(source)) for source in sources]
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         views = [
-            _view(experiment, folder / "figures", prefix=f"{place + 1}-" if len(experiments) > 1 else "")
-            for place, experiment in enumerate(experiments)
+            _view(experiment, home, folder / "figures", prefix=f"{place + 1}-" if len(experiments) > 1 else "")
+            for place, (experiment, home) in enumerate(zip(experiments, beside, strict=True))
         ]
         page = folder / "report.html"
         write_text(page, _render(views))
@@ -55,11 +58,16 @@ def write_report(results: Source | Sequence[Source], folder: Path | str) -> Path
     return page
 
 
-def _view(results: Results, folder: Path, prefix: str) -> dict[str, Any]:
-    """Everything the template shows of one experiment."""
+def _folder_of(source: Path) -> Path:
+    return source if source.is_dir() else source.parent
+
+
+def _view(results: Results, home: Path, folder: Path, prefix: str) -> dict[str, Any]:
+    """Everything the template shows of one experiment, whose files lie at `home`; figures go to `folder`."""
+    inside = clipped(results)
     duplicates = results.data.get("duplicates") if results.duplicates is None else results.duplicates
     shared, own = words.split_settings(results.arms)
-    drawn = {figure.name.removeprefix(prefix): figure for figure in _figures(results, folder, prefix)}
+    drawn = {figure.name.removeprefix(prefix): figure for figure in _figures(results, home, folder, prefix)}
     return {
         "id": f"{prefix}experiment",
         "prefix": prefix,
@@ -76,8 +84,15 @@ def _view(results: Results, folder: Path, prefix: str) -> dict[str, Any]:
         "inflation": {arm: words.inflation_sentences(results, arm) for arm in results.arm_names},
         "layer_tables": {arm: tables.layer_table(results, arm) for arm in results.arm_names},
         "flags": words.flag_sentences(results),
-        "value_table": tables.value_table(results),
-        "paired_table": tables.paired_table(results),
+        "value_tables": _there(
+            tables.value_table(results), tables.value_table(inside, tables.CLIPPED) if inside else None
+        ),
+        "paired_tables": _there(
+            tables.paired_table(results), tables.paired_table(inside, tables.CLIPPED) if inside else None
+        ),
+        "frames": words.frames_text(results),
+        "frame_tables": tables.frame_tables(results),
+        "frame_paired_table": tables.frame_paired_table(results),
         "shift_table": tables.shift_table(results),
         "shift_paired_table": tables.shift_paired_table(results),
         "shift_sentences": words.shift_sentences(results),
@@ -95,6 +110,10 @@ def _view(results: Results, folder: Path, prefix: str) -> dict[str, Any]:
     }
 
 
+def _there(*found: tables.Table | None) -> list[tables.Table]:
+    return [table for table in found if table is not None]
+
+
 def _trained_under_constraints(results: Results) -> list[str]:
     """The arms whose multipliers moved, or could have: those trained under constraints with a history."""
     return [
@@ -108,15 +127,22 @@ def _drawable(run: Any) -> bool:
     return any((run.history.violations, run.history.weights, run.history.multipliers))
 
 
-def _figures(results: Results, folder: Path, prefix: str) -> Iterator[FigureView]:
+def _figures(results: Results, home: Path, folder: Path, prefix: str) -> Iterator[FigureView]:
     bands = words.band_text(results)
     sample = words.sample_text(results)
+    pictures = read_pictures(results, home)
     plan: list[tuple[str, Callable[..., Figure | None], tuple[Any, ...], str]] = [
         (
             "layer-losses",
             figures.layer_losses,
             (results,),
-            "Mean loss on test data, read at every layer through the model’s own head. " + bands,
+            "Mean loss on test data, read at every layer through the model’s own "
+            f"{'decoder' if results.of_denoisers else 'head'}. {bands}",
+        ),
+        *(
+            [("pictures", picture_figure, (results, pictures), words.pictures_text(pictures.part))]
+            if pictures is not None
+            else []
         ),
         *(
             (

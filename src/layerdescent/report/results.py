@@ -45,12 +45,13 @@ class Verdict(Part):
 
 
 class NoiseValue(Part):
-    """The metric of one run under one noise."""
+    """The metric of one run under one noise; of a denoiser also with its outputs clipped to [0, 1]."""
 
     kind: str
     gamma: float | None = None
     share: float | None = None
     value: float | None = None
+    value_clipped: float | None = None
     realised_share: float | None = None
 
 
@@ -149,6 +150,13 @@ class Run(Part):
         }
 
 
+class Difference(Part):
+    """A paired difference and its interval."""
+
+    difference: float | None = None
+    ci95: tuple[float, float] | None = None
+
+
 class Paired(Part):
     """The difference of two arms under one noise, arm minus `against`, on the same units and seeds."""
 
@@ -159,6 +167,7 @@ class Paired(Part):
     share: float | None = None
     difference: float | None = None
     ci95: tuple[float, float] | None = None
+    clipped: Difference | None = None
     n_units: int | None = None
     n_seeds: int | None = None
     method: str | None = None
@@ -171,9 +180,11 @@ class Area(Part):
     kind: str
     upto: float | None = None
     value: float | None = None
+    value_clipped: float | None = None
     against: str | None = None
     difference: float | None = None
     ci95: tuple[float, float] | None = None
+    clipped: Difference | None = None
 
 
 class Trivial(Part):
@@ -184,6 +195,7 @@ class Trivial(Part):
     gamma: float | None = None
     share: float | None = None
     value: float | None = None
+    value_clipped: float | None = None
 
 
 class FrontierPoint(Part):
@@ -193,10 +205,12 @@ class FrontierPoint(Part):
     weight_decay: float | None = None
     label_smoothing: float | None = None
     in_distribution: float | None = None
+    in_distribution_clipped: float | None = None
     kind: str
     gamma: float | None = None
     share: float | None = None
     value: float | None = None
+    value_clipped: float | None = None
 
 
 class ShiftRun(Part):
@@ -249,6 +263,62 @@ class Shift(Part):
         return next((report for report in self.data if report.get("name") == name), {})
 
 
+class FrameValues(Part):
+    """What one model, or a predictor that learned nothing, makes of whole frames under one noise."""
+
+    arm: str | None = None
+    seed: int | None = None
+    name: str | None = None
+    kind: str
+    gamma: float | None = None
+    share: float | None = None
+    rmse: float | None = None
+    rmse_clipped: float | None = None
+    psnr: float | None = None
+    ssim: float | None = None
+
+
+class FramesPaired(Part):
+    """Two arms on the same whole frames, arm minus `against`, by measure."""
+
+    arm: str
+    against: str
+    kind: str
+    gamma: float | None = None
+    share: float | None = None
+    rmse: Difference | None = None
+    rmse_clipped: Difference | None = None
+    psnr: Difference | None = None
+    ssim: Difference | None = None
+    n_units: int | None = None
+    n_seeds: int | None = None
+    method: str | None = None
+
+
+class FrameClip(Part):
+    """Frames of one clip that follow each other."""
+
+    clip: str
+    frames: int
+    height: int
+    width: int
+
+
+class WholeFrames(Part):
+    """Whole frames of test clips, denoised by final models."""
+
+    clips: list[FrameClip] = []
+    runs: list[FrameValues] = []
+    trivial: list[FrameValues] = []
+    paired: list[FramesPaired] = []
+
+
+class PicturesFile(Part):
+    """Where the pictures lie: a file beside the results."""
+
+    file: str
+
+
 def _seeds(given: Any) -> Any:
     return list(range(given)) if isinstance(given, int) else given
 
@@ -275,6 +345,8 @@ class Results(Part):
     trivial: list[Trivial] = []
     frontier: list[FrontierPoint] = []
     shift: Shift = Shift()
+    whole_frames: WholeFrames = WholeFrames()
+    pictures: PicturesFile | None = None
     cost: dict[str, Any] | None = None
     duplicates: Any = None
 
@@ -288,6 +360,11 @@ class Results(Part):
     def seed_values(self) -> list[int]:
         """The seeds that were asked for, or those that have run."""
         return self.seeds or sorted({run.seed for run in self.runs})
+
+    @property
+    def of_denoisers(self) -> bool:
+        """Whether the models take noise out of pixels: then noise is what they meet in distribution."""
+        return self.base is not None
 
     @property
     def lower_is_better(self) -> bool:

@@ -4,9 +4,21 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from layerdescent.report.results import Area, FrontierPoint, NoiseValue, Paired, Results, Run, ShiftPaired, Trivial
+from layerdescent.report.results import (
+    Area,
+    Difference,
+    FramesPaired,
+    FrameValues,
+    FrontierPoint,
+    NoiseValue,
+    Paired,
+    Results,
+    Run,
+    ShiftPaired,
+    Trivial,
+)
 
 
 class NoiseAxis(NamedTuple):
@@ -54,7 +66,7 @@ class Condition(NamedTuple):
         return f"{self.kind}, {100 * self.level:g} % of {replaced_units(self.kind)}"
 
 
-def condition_of(row: NoiseValue | Paired | Trivial | FrontierPoint) -> Condition:
+def condition_of(row: NoiseValue | Paired | Trivial | FrontierPoint | FrameValues | FramesPaired) -> Condition:
     """The noise a row was measured under; a share, where there is one, is its level."""
     kind = row.kind or "none"
     if kind == "none":
@@ -185,6 +197,27 @@ def best_trivial(results: Results, condition: Condition) -> tuple[str, float] | 
     return name, values[name]
 
 
+def clipped(results: Results) -> Results | None:
+    """The same comparison with the outputs clipped to [0, 1]; None where that was not measured."""
+    if not any(row.value_clipped is not None for run in results.runs for row in run.noise):
+        return None
+
+    def inside(row: Any) -> Any:
+        """A row whose values are those of clipped outputs."""
+        found: dict[str, Any] = {}
+        for name in ("value", "in_distribution"):
+            if hasattr(row, f"{name}_clipped"):
+                found[name] = getattr(row, f"{name}_clipped")
+        if hasattr(row, "clipped"):
+            difference = row.clipped
+            found |= {name: getattr(difference, name, None) for name in ("difference", "ci95")}
+        return row.model_copy(update=found)
+
+    parts = {name: [inside(row) for row in getattr(results, name)] for name in ("paired", "auc", "trivial", "frontier")}
+    runs = [run.model_copy(update={"noise": [inside(row) for row in run.noise]}) for run in results.runs]
+    return results.model_copy(update=parts | {"runs": runs})
+
+
 def constant_loss(results: Results) -> float | None:
     """The loss of the best constant predictor (for cross entropy the label entropy), if it was stored."""
     if results.constant_loss is not None:
@@ -194,12 +227,12 @@ def constant_loss(results: Results) -> float | None:
 
 
 def loss_digits(results: Results) -> int:
-    """Decimals that show a loss to three digits or so: losses of regressions can be small."""
+    """Decimals that show the smallest loss to two digits at least: losses of regressions can be small."""
     losses = [abs(loss) for run in results.runs for loss in run.layer_losses.get("test") or [] if loss]
-    return max(3, 2 - math.floor(math.log10(max(losses)))) if losses else 3
+    return max(3, 1 - math.floor(math.log10(min(losses)))) if losses else 3
 
 
-def sign(row: Paired | Area | ShiftPaired, lower_is_better: bool) -> int:
+def sign(row: Paired | Area | ShiftPaired | Difference, lower_is_better: bool) -> int:
     """1 where the interval of a paired difference says better, -1 where it says worse, 0 where it includes 0."""
     if row.ci95 is None or row.ci95[0] <= 0 <= row.ci95[1]:
         return 0

@@ -1,11 +1,12 @@
 """The tables of the page, as rows of finished text."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from layerdescent.layers import join
-from layerdescent.report.results import Area, Paired, Results, ShiftPaired
+from layerdescent.report.results import Area, Difference, FrameValues, Paired, Results, Run, ShiftPaired
 from layerdescent.report.summary import (
     Condition,
     area_text,
@@ -18,8 +19,8 @@ from layerdescent.report.summary import (
     noise_values,
     sign,
 )
-from layerdescent.report.units import UNITS, number
-from layerdescent.report.words import paired_note, shift_note
+from layerdescent.report.units import FRAME_UNITS, UNITS, Unit, number
+from layerdescent.report.words import condition_name, paired_note, shift_note
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ def layer_table(results: Results, arm: str) -> Table | None:
     digits = loss_digits(results)
     columns = {
         "loss": (layer_means(results, arm, lambda run: run.layer_losses.get("test")), 1.0, digits),
+        "RMSE": (
+            layer_means(results, arm, _root_losses) if results.metric == "rmse" else {},
+            1.0,
+            UNITS["rmse"].digits,
+        ),
         "recalibrated loss": (layer_means(results, arm, lambda run: run.calibrated_losses.get("test")), 1.0, digits),
         "accuracy (%)": (layer_means(results, arm, lambda run: run.accuracies.get("test")), 100.0, 1),
         "violation": (layer_means(results, arm, lambda run: run.violations.get("test")), 1.0, digits),
@@ -63,7 +69,15 @@ def layer_table(results: Results, arm: str) -> Table | None:
     return _table(arm, ["layer", *filled], rows)
 
 
-def value_table(results: Results) -> Table | None:
+def _root_losses(run: Run) -> list[float | None] | None:
+    losses = run.layer_losses.get("test")
+    return losses and [None if loss is None else math.sqrt(loss) for loss in losses]
+
+
+CLIPPED = " with outputs clipped to [0, 1]"
+
+
+def value_table(results: Results, note: str = "") -> Table | None:
     """The metric of every arm under every noise, the range over seeds in brackets, and the best trivial predictor."""
     unit = UNITS[results.metric]
     values = {arm: noise_values(results, arm) for arm in results.arm_names}
@@ -73,25 +87,26 @@ def value_table(results: Results) -> Table | None:
         if any(condition in values[arm] for arm in arms):
             cells = [_with_range(values[arm].get(condition, []), unit.scale, unit.digits) for arm in arms]
             trivial = best_trivial(results, condition)
-            rows.append([condition.text, *cells, f"{unit.value(trivial[1])} ({trivial[0]})" if trivial else "–"])
+            name = condition_name(results, condition)
+            rows.append([name, *cells, f"{unit.value(trivial[1])} ({trivial[0]})" if trivial else "–"])
     for name, areas in _areas(results).items():
         rows.append([name, *(unit.value(areas[arm].value) if arm in areas else "–" for arm in arms), "–"])
     realised = _realised_shares(results)
-    caption = f"Test {unit.axis}." + (f" Really replaced: {realised}." if realised else "")
+    caption = f"Test {unit.axis}{note}." + (f" Really replaced: {realised}." if realised else "")
     return _table(caption, ["noise", *arms, "best trivial predictor"], rows)
 
 
-def paired_table(results: Results) -> Table | None:
+def paired_table(results: Results, note: str = "") -> Table | None:
     """Paired differences with their intervals, one row a noise, and what each says in words."""
     unit = UNITS[results.metric]
     columns: dict[tuple[str, str], dict[str, Paired | Area]] = {}
     for row in results.paired:
-        columns.setdefault((row.arm, row.against), {})[condition_of(row).text] = row
+        columns.setdefault((row.arm, row.against), {})[condition_name(results, condition_of(row))] = row
     for name, areas in _areas(results).items():
         for area in areas.values():
             if area.against is not None:
                 columns.setdefault((area.arm, area.against), {})[name] = area
-    names = [*(condition.text for condition in conditions(results)), *_areas(results)]
+    names = [*(condition_name(results, condition) for condition in conditions(results)), *_areas(results)]
     rows = [
         [Cell(name), *(cell for column in columns.values() for cell in _difference_cells(results, column.get(name)))]
         for name in names
@@ -99,25 +114,77 @@ def paired_table(results: Results) -> Table | None:
     ]
     if not rows:
         return None
-    caption = (
-        f"Paired differences in {unit.name} ({unit.of_difference}), 95 % intervals in brackets. {paired_note(results)}"
-    )
+    measured = unit.name if unit.name == unit.of_difference else f"{unit.name} ({unit.of_difference})"
+    caption = f"Paired differences in {measured}{note}, 95 % intervals in brackets. {paired_note(results)}"
     return Table(
         caption, ["noise", *(text for arm, against in columns for text in (f"{arm} − {against}", "in words"))], rows
     )
 
 
-def _difference_cells(results: Results, row: Paired | Area | ShiftPaired | None) -> list[Cell]:
-    unit = UNITS[results.metric]
+def _difference_cells(
+    results: Results,
+    row: Paired | Area | ShiftPaired | Difference | None,
+    unit: Unit | None = None,
+    lower_is_better: bool | None = None,
+) -> list[Cell]:
+    """A difference in the comparison's own metric, or in another one, and what its interval says."""
+    unit = unit or UNITS[results.metric]
     if row is None or row.difference is None:
         return [Cell("–"), Cell("")]
     if row.ci95 is None:
         return [Cell(unit.difference(row.difference)), Cell("no interval")]
     words, tone = {1: ("▲ better", "better"), -1: ("▼ worse", "worse"), 0: ("unclear", "")}[
-        sign(row, results.lower_is_better)
+        sign(row, results.lower_is_better if lower_is_better is None else lower_is_better)
     ]
     interval = f"({unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])})"
     return [Cell(f"{unit.difference(row.difference)} {interval}"), Cell(words, tone)]
+
+
+def frame_tables(results: Results) -> list[Table]:
+    """What the models make of whole frames, and trivial predictors: one table a noise level."""
+    found = results.whole_frames
+    tables = []
+    for condition in dict.fromkeys(condition_of(row) for row in found.runs):
+        arms: dict[str, list[FrameValues]] = {}
+        for row in [*found.runs, *found.trivial]:
+            if condition_of(row) == condition:
+                arms.setdefault(str(row.arm or row.name), []).append(row)
+        shown = {
+            measure: unit
+            for measure, unit in FRAME_UNITS.items()
+            if any(getattr(row, measure) is not None for rows in arms.values() for row in rows)
+        }
+        rows = [
+            [name, *(_with_range(_known(values, measure), unit.scale, unit.digits) for measure, unit in shown.items())]
+            for name, values in arms.items()
+        ]
+        table = _table(condition_name(results, condition), ["", *(unit.axis for unit in shown.values())], rows)
+        tables += [table] if table else []
+    return tables
+
+
+def _known(rows: list[FrameValues], measure: str) -> list[float]:
+    return [value for row in rows if (value := getattr(row, measure)) is not None]
+
+
+def frame_paired_table(results: Results) -> Table | None:
+    """Paired differences on whole frames, one row a noise level and measure."""
+    found = results.whole_frames.paired
+    pairs = list(dict.fromkeys((row.arm, row.against) for row in found))
+    rows = []
+    for condition in dict.fromkeys(condition_of(row) for row in found):
+        of_pair = {(row.arm, row.against): row for row in found if condition_of(row) == condition}
+        for measure, unit in FRAME_UNITS.items():
+            differences = [getattr(of_pair.get(pair), measure, None) for pair in pairs]
+            lower = measure.startswith("rmse")
+            cells = [cell for each in differences for cell in _difference_cells(results, each, unit, lower)]
+            if any(differences):
+                rows.append([Cell(f"{condition.text}: {unit.axis}"), *cells])
+    header = ["noise", *(text for arm, against in pairs for text in (f"{arm} − {against}", "in words"))]
+    methods = list(dict.fromkeys(row.method for row in found if row.method))
+    intervals = f", 95 % intervals in brackets: {join(methods)}; units are clips" if methods else ""
+    caption = f"Paired differences on whole frames{intervals}."
+    return Table(caption, header, rows) if rows else None
 
 
 def shift_table(results: Results) -> Table | None:

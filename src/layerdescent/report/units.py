@@ -24,6 +24,14 @@ class Unit:
         return number(None if value is None else self.scale * value, self.digits, signed=True)
 
 
+FRAME_UNITS = {
+    "rmse": Unit("RMSE", 1.0, 4, "RMSE", "RMSE"),
+    "rmse_clipped": Unit("RMSE, clipped", 1.0, 4, "RMSE, clipped", "RMSE"),
+    "psnr": Unit("PSNR", 1.0, 2, "PSNR (dB)", "dB"),
+    "ssim": Unit("SSIM", 1.0, 3, "SSIM", "SSIM"),
+}
+"""What is measured of whole frames; of PSNR and SSIM more is better."""
+
 UNITS = {
     "accuracy": Unit("accuracy", 100.0, 1, "accuracy (%)", "points"),
     "rmse": Unit("RMSE", 1.0, 4, "RMSE", "RMSE"),

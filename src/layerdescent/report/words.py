@@ -12,6 +12,7 @@ from layerdescent.report.summary import (
     base_condition,
     best_trivial,
     beyond_frontier,
+    clipped,
     condition_of,
     conditions,
     frontier_variants,
@@ -46,7 +47,8 @@ GLOSSARY = {
     "share of descent": "The layer’s part of log(first loss / last loss); all layers together make 100 %.",
     "best constant predictor": "Predicts the same for every input, as well as that can be done; "
     "for cross entropy its loss is the label entropy.",
-    "trivial predictor": "Has learned nothing from the inputs, for example: always the majority class.",
+    "trivial predictor": "Has learned nothing from the inputs, for example: always the majority class, "
+    "or the mean of a noisy patch.",
     "γ": "Strength of the noise on token embeddings, in units of the root mean square of the embedding matrix; "
     "for images, of the pixel range.",
     "discrete noise": "Each embedding gets noise and is replaced by the nearest one of the vocabulary; "
@@ -84,7 +86,7 @@ def split_settings(arms: dict[str, dict[str, Any] | None]) -> tuple[dict[str, An
 def introduction(results: Results) -> str:
     """What was trained on what, in one or two sentences."""
     recipe = results.recipe
-    model, data = _named(recipe.get("model")), recipe.get("data")
+    model, data = _denoiser(results) or _named(recipe.get("model")), recipe.get("data")
     rows = _rows(results)
     count = len(results.arm_names)
     arms = f"{'one way' if count == 1 else f'{count} ways'} ({join(results.arm_names)})" if count else "no way yet"
@@ -93,8 +95,18 @@ def introduction(results: Results) -> str:
     seeds = results.seed_values
     seed_text = f"{'seed' if len(seeds) == 1 else 'seeds'} {join(seeds)}" if seeds else "no seed yet"
     sizes = f" ({rows})" if rows else ""
+    sizes += f" to take out {results.base.kind} noise of γ = {results.base.gamma:g}" if results.base else ""
     same = "; the arms share data, seeds and everything that the list below does not name" if count > 1 else ""
     return f"{subject} trained {arms}{source}{sizes}, with {seed_text}{same}.{_truncation(results)}"
+
+
+def _denoiser(results: Results) -> str:
+    """A network that was trained from scratch, by its architecture and depth; "" for others."""
+    model = results.recipe.get("model")
+    architecture = model.get("architecture") if isinstance(model, dict) else None
+    depth = max((run.layers[-1] for run in results.runs if run.layers), default=None)
+    layers = f", {depth} layers" if depth else ""
+    return f"A denoiser ({architecture}{layers})" if architecture else ""
 
 
 def _truncation(results: Results) -> str:
@@ -126,11 +138,13 @@ def _rows(results: Results) -> str:
     """The number of rows of each part: as counted when the data was read, else as the recipe asked."""
     recipe_data = results.recipe.get("data")
     asked = recipe_data if isinstance(recipe_data, dict) else {}
-    for place in (results.data.get("rows"), results.data, asked.get("rows"), asked):
+    windows = results.data.get("windows")
+    noun = "windows" if windows else "rows"
+    for place in (windows, results.data.get("rows"), results.data, asked.get("rows"), asked):
         if isinstance(place, dict):
             found = {part: place[part] for part in ("train", "validation", "test") if isinstance(place.get(part), int)}
             if found:
-                return join([f"{count:,} {part} rows" for part, count in found.items()])
+                return join([f"{count:,} {part} {noun}" for part, count in found.items()])
     return ""
 
 
@@ -207,6 +221,7 @@ def quality_sentences(results: Results, arm: str) -> list[str]:
             f"{under}, against {noisy[0].against}: better in {signs.count(1)}, worse in {signs.count(-1)}, "
             f"no clear difference in {signs.count(0)} of {_counted(len(noisy), 'condition')}."
         )
+    sentences += _clipped_sentence(results, arm)
     areas = [area for area in results.auc if area.arm == arm and area.difference is not None and area.ci95 is not None]
     if areas:
         means = "; ".join(f"{area_text(results, area)}: {_difference_text(results, area)}" for area in areas)
@@ -218,7 +233,23 @@ def quality_sentences(results: Results, arm: str) -> list[str]:
             f"On other data, against {elsewhere[0].against}: better on {signs.count(1)}, worse on {signs.count(-1)}, "
             f"no clear difference on {signs.count(0)} of {_counted(len(elsewhere), 'data set')}."
         )
-    return sentences + _frontier_sentence(results, arm)
+    sentences += _frontier_sentence(results, arm)
+    inside = clipped(results)
+    for sentence in _frontier_sentence(inside, arm) if inside else ():
+        sentences.append(f"With outputs clipped to [0, 1]: {sentence[0].lower()}{sentence[1:]}")
+    return sentences
+
+
+def _clipped_sentence(results: Results, arm: str) -> list[str]:
+    """What the paired differences say once outputs are clipped."""
+    inside, base = clipped(results), base_condition(results)
+    rows = [row for row in inside.paired if row.arm == arm and row.ci95 is not None] if inside else []
+    if not inside or not rows:
+        return []
+    said = [_difference_text(inside, row) for row in rows if condition_of(row) == base]
+    signs = [sign(row, inside.lower_is_better) for row in rows if condition_of(row) != base]
+    under = f"better in {signs.count(1)}, worse in {signs.count(-1)} of the others" if signs else ""
+    return [f"With outputs clipped to [0, 1]: {'; '.join(filter(None, (*said, under)))}."]
 
 
 def _difference_text(results: Results, row: Paired | Area) -> str:
@@ -237,10 +268,10 @@ def _frontier_sentence(results: Results, arm: str) -> list[str]:
         return []
     both = "both clean and noisy" if results.base is None else "both in distribution and beyond"
     as_good = f"checkpoint on the {results.baseline} frontier is at least as good, {both}"
-    inside = [condition.text for condition, outside in beyond.items() if not outside]
+    inside = [condition for condition, outside in beyond.items() if not outside]
     if not inside:
         return [f"No {as_good}, in {len(beyond)} of {_counted(len(beyond), 'condition')} (mean values, no intervals)."]
-    where = "everywhere" if len(inside) == len(beyond) else f"under {join(inside)}"
+    where = "everywhere" if len(inside) == len(beyond) else f"under {conditions_text(inside)}"
     names = {"training": "stopping early"}
     ways = list(dict.fromkeys(names.get(variant.family, variant.family) for variant in frontier_variants(results)))
     gives = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
@@ -251,18 +282,64 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def condition_name(results: Results, condition: Condition) -> str:
+    """A condition as a table names it: which one models met in training is said."""
+    trained = results.of_denoisers and condition == base_condition(results)
+    return f"{condition.text} (in distribution)" if trained else condition.text
+
+
+def conditions_text(found: Sequence[Condition]) -> str:
+    """Several conditions, the levels of one kind together.
+
+    >>> conditions_text([Condition("gaussian", 1.0, False)])
+    'gaussian, γ = 1'
+    >>> conditions_text([Condition("gaussian", 1.0, False), Condition("gaussian", 2.0, False)])
+    'gaussian (γ = 1, 2)'
+    """
+    if len(found) == 1:
+        return found[0].text
+    kinds: dict[str, list[str]] = {}
+    for condition in found:
+        kind, _, level = condition.text.partition(", ")
+        kinds.setdefault(kind, []).append(level)
+    return join([f"{kind} ({_levels(levels)})" if levels[0] else kind for kind, levels in kinds.items()])
+
+
+def _levels(levels: Sequence[str]) -> str:
+    """Levels of one kind, what they share said once.
+
+    >>> _levels(["γ = 1", "γ = 2"]), _levels(["5 % of pixels", "10 % of pixels"])
+    ('γ = 1, 2', '5, 10 % of pixels')
+    """
+    start = "γ = " if all(level.startswith("γ = ") for level in levels) else ""
+    _, share, what = levels[0].partition(" % ")
+    end = share + what if all(level.endswith(share + what) for level in levels) else ""
+    return start + ", ".join(level.removeprefix(start).removesuffix(end) for level in levels) + end
+
+
 def trivial_sentences(results: Results) -> list[str]:
-    """Where no arm is better than a predictor that has learned nothing."""
+    """Where no arm is better than a predictor that has learned nothing; of denoisers, clipped outputs too."""
+    inside, lost = clipped(results), _lost_to_trivial(results)
+    lost_inside = _lost_to_trivial(inside) if inside else {}
+    ways = {"": lost, ", with outputs clipped to [0, 1],": lost_inside}
+    if lost == lost_inside:
+        ways = {", whether outputs are clipped to [0, 1] or not,": lost}
+    return [
+        f"No arm beats the trivial predictor “{name}”{how} under {conditions_text(where)}."
+        for how, by_name in ways.items()
+        for name, where in by_name.items()
+    ]
+
+
+def _lost_to_trivial(results: Results) -> dict[str, list[Condition]]:
+    """By trivial predictor the conditions under which it is the best one and no arm is better."""
     lost: dict[str, list[Condition]] = {}
     for condition in conditions(results):
         trivial = best_trivial(results, condition)
         means = [mean(found) for arm in results.arm_names if (found := noise_values(results, arm).get(condition))]
         if trivial and means and (min(means) >= trivial[1] if results.lower_is_better else max(means) <= trivial[1]):
             lost.setdefault(trivial[0], []).append(condition)
-    return [
-        f"No arm beats the trivial predictor “{name}” under {join([one.text for one in where])}."
-        for name, where in lost.items()
-    ]
+    return lost
 
 
 def inflation_sentences(results: Results, arm: str) -> list[str]:
@@ -368,7 +445,7 @@ def sample_text(results: Results) -> str:
     units = sorted({row.n_units for row in results.paired if row.n_units is not None})
     seeds = len(results.seed_values)
     some = f" ({units[0]:,} of them under noise)" if len(units) > 1 else ""
-    count = f"{units[-1]:,} test units{some}, " if units else ""
+    count = f"{units[-1]:,} test {'clips' if results.of_denoisers else 'units'}{some}, " if units else ""
     precision = ", forward passes in bfloat16" if results.bf16 else ""
     return f"{count}{seeds} seed{'' if seeds == 1 else 's'}{precision}"
 
@@ -378,8 +455,32 @@ def band_text(results: Results) -> str:
     if any(len(results.runs_of(arm)) > 1 for arm in results.arm_names):
         return "Bands run from the lowest to the highest seed; lines are means over seeds."
     if any(run.layer_losses_ci95.get("test") for run in results.runs):
-        return "Bands are 95 % bootstrap intervals over test units (one seed)."
+        units = "clips" if results.of_denoisers else "units"
+        return f"Bands are 95 % bootstrap intervals over test {units} (one seed)."
     return "One seed, so no bands."
+
+
+def pictures_text(part: str) -> str:
+    """The caption of the pictures."""
+    return (
+        f"{part}, chosen for their motion before any model saw them. Below each name the RMSE of these pixels as "
+        "they are; the picture itself clips them to [0, 1]."
+    )
+
+
+def frames_text(results: Results) -> str:
+    """How many whole frames were measured, and how."""
+    found = results.whole_frames
+    if not found.runs:
+        return ""
+    count = sum(clip.frames for clip in found.clips)
+    sizes = join(list(dict.fromkeys(f"{clip.width}x{clip.height}" for clip in found.clips)))
+    no_ssim = "" if any(run.ssim is not None for run in found.runs) else " SSIM was not measured."
+    return (
+        f"{count:,} frames ({sizes}) of {_counted(len(found.clips), 'test clip')}, put together from overlapping "
+        "patches. RMSE of outputs as they are and clipped to [0, 1]; PSNR and SSIM, where more is better, clipped."
+        f"{no_ssim}"
+    )
 
 
 def paired_note(results: Results) -> str:
