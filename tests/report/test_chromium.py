@@ -66,6 +66,13 @@ def test_the_browser_builds_every_figure(full_page: Path, tmp_path: Path) -> Non
         assert figure.count("<path") > 20
 
 
+def test_the_browser_shows_the_pictures(video_page: Path, tmp_path: Path) -> None:
+    dom = browse(video_page, tmp_path / "profile", "--dump-dom")
+    (figure,) = re.findall(r'<figure id="pictures".*?</figure>', dom, flags=re.DOTALL)
+    assert figure.count("<svg") == 2
+    assert figure.count("<image") == 2 * 2 * (2 + 3 + 6 + 6)
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_screenshots_show_page_and_lines_in_the_scheme(
@@ -88,9 +95,10 @@ def test_screenshots_show_page_and_lines_in_the_scheme(
     assert found[rgb("#7fb2ff" if dark else ARMS[0])] > 300  # the line of the descent arm
 
 
-def test_nothing_sticks_out_on_a_phone(full_page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["full_page", "video_page"])
+def test_nothing_sticks_out_on_a_phone(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     # A window cannot be narrower than 500 pixels, a frame can; scripts of the frame stay forbidden, ours only measures.
-    html = full_page.read_text(encoding="utf-8")
+    html = request.getfixturevalue(name).read_text(encoding="utf-8")
     frame = f'<iframe style="width: 390px; height: 844px; border: 0" srcdoc="{escape(html)}"></iframe>'
     script = "onload = () => document.title = 'width ' + frames[0].document.documentElement.scrollWidth"
     measured = tmp_path / "measured.html"
