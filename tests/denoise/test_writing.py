@@ -1,3 +1,4 @@
+import errno
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -6,6 +7,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from layerdescent.denoise.pictures import Details, Picture
 from layerdescent.denoise.writing import FORMATS, beside, check_target, to_frame, written
@@ -138,6 +140,20 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, suffix: str)
     (tmp_path / f".{out.name}.{os.getpid()}.tmp").symlink_to("/dev/full")
     with pytest.raises(RunError, match=f"no space is left on the device for {out}: nothing was written"):
         write(out, grey())
+    assert rest(tmp_path) == set()
+
+
+def test_a_disk_that_fills_up_while_frames_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = Image.Image.save
+
+    def full(image: Image.Image, path: Path) -> None:
+        if path.name == "000003.png":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        save(image, path)
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(RunError, match=r"no space is left on the device for .*frames: nothing was written"):
+        write(tmp_path / "frames", grey())
     assert rest(tmp_path) == set()
 
 
