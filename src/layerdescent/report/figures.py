@@ -4,7 +4,7 @@ A function returns None where the results lack what it would show.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, pairwise
 from textwrap import wrap
 from typing import Any, Literal
@@ -194,7 +194,10 @@ def robustness(results: Results, *, narrow: bool) -> Figure | None:
         if paired:
             _differences(axes, results, noise, look)
         else:
-            names.append((axes, _values(axes, results, noise, look)))
+            ends = _values(axes, results, noise, look)
+            if narrow:  # one word a line: the margin is as wide below, where there are no names
+                ends = [replace(end, text=end.text.replace(" ", "\n")) for end in ends]
+            names.append((axes, ends))
         axes.set_title(f"{noise.kind} noise" + (f": difference to {results.baseline}" if paired else ""))
         axes.set_xlabel(f"{replaced_units(noise.kind)} replaced (%)" if noise.by_share else "noise level γ")
         axes.set_ylabel(f"{unit.of_difference} (95 % interval)" if paired else f"test {unit.axis}")
