@@ -296,7 +296,7 @@ def _scale_only(means: Array, calibrated: ArrayLike | None, constraints: Descent
         "scale only",
         layers,
         f"the loss falls at {every_layer(constraints.nodes, constraints.num_layers)}, but after calibrating each "
-        f"layer it does not fall at {layers_in_words(layers)}: there the outputs change in scale, not in what they know",
+        f"layer it does not fall at {layers_in_words(layers)}: there outputs change in scale, not in what they know",
     )
 
 
