@@ -343,8 +343,8 @@ def _dual_reasons(alpha: float, dual_steps: int) -> list[Reason]:
         "the slack it buys stays within the tolerance alpha/5"
     )
     clip = (
-        "no layer is ever paid for getting worse; on the texts where it was tried the constraints were met all the "
-        "same, and the layer below the last lost less than without constraints, not more"
+        "no layer is ever paid for getting worse; on the texts where it was tried this cost nothing, and the layer "
+        "below the last lost less than without constraints, not more"
     )
     return [Reason("dual_lr", "C", eta), Reason("resilience", "C", rho), Reason("clip_weights", "C", clip)]
 
