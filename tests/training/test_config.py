@@ -45,7 +45,7 @@ def config(**settings: Any) -> DescentConfig:
         ("layer_weights", [1.0, 2.0], "deep-supervision"),
         ("noise_gamma", -0.5, "at least 0"),
         ("noise_level", "half", "fixed, uniform"),
-        ("constraint_gamma", 0.0, "above 0"),
+        ("constraint_gamma", 0.0, r"above input_gamma \(0\)"),
     ],
 )
 def test_an_error_names_the_field_and_what_is_allowed(name: str, value: object, allowed: str) -> None:
