@@ -7,7 +7,7 @@ import pytest
 from transformers import EvalPrediction
 
 from layerdescent.recipes import load_recipe
-from layerdescent.runs import Run, _metric
+from layerdescent.runs import Run, _metric, late_fall
 
 LOGITS = np.array([[2.0, 1.0], [0.0, 3.0], [1.0, -1.0], [0.5, 0.6]], dtype=np.float32)
 
@@ -46,3 +46,18 @@ def test_long_and_odd_values_become_short_names_of_their_own() -> None:
     assert len(set(names)) == len(odd)
     assert all(len(name) < 60 and "/" not in name for name in names)
     assert run_with(alpha=[0.1] * 24).name == names[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "losses", "fall"),
+    [
+        ([50, 100], [0.5, 0.25], 1 - 0.25 / 0.35),  # 0.35 at step 80, on the line between
+        ([20, 80, 100], [0.9, 0.4, 0.4], 0.0),
+        ([80, 100], [0.4, 0.5], -0.25),
+        ([90, 100], [0.4, 0.3], None),
+        ([100], [0.4], None),
+        ([], [], None),
+    ],
+)
+def test_late_fall(steps: list[float], losses: list[float], fall: float | None) -> None:
+    assert late_fall({"step": steps, "loss": losses}) == (fall if fall is None else pytest.approx(fall))

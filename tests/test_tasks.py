@@ -46,7 +46,7 @@ evaluation:
   noise: [{kind: gaussian, gammas: [0.2, 1]}, {kind: poisson, gammas: [0.5]}, {kind: salt-and-pepper, shares: [0.1]}]
   whole_frames: {clips: 2, frames: 6, gammas: [0.2, 1]}
   batch_size: 16
-frontier: {weight_decay: [0.1], checkpoints: 2}
+frontier: {weight_decay: [0.1], width: [16], checkpoints: 2}
 """
 
 
@@ -77,14 +77,29 @@ def test_video_is_compared_as_text_is(recipe: Recipe, compared: tuple[dict[str, 
     assert erm["noise"][0]["value"] ** 2 == pytest.approx(erm["layer_losses"]["test"][-1], rel=1e-5)
     assert erm["layer_losses"]["test"][0] == pytest.approx(0.2**2, rel=0.05)  # Phi_0 is the noisy input
     assert {row["name"] for row in results["trivial"]} >= {"constant mean", "temporal mean", "patch mean"}
-    assert {(point["step"], point["weight_decay"]) for point in results["frontier"]} == {
-        (4, 0.0),
-        (8, 0.0),
-        (4, 0.1),
-        (8, 0.1),
+    assert {(point["step"], point["weight_decay"], point["width"]) for point in results["frontier"]} == {
+        (step, *variant) for step in (4, 8) for variant in ((0.0, None), (0.1, None), (0.0, 16))
     }
+    narrow = DustForDenoising.from_pretrained(folder / "runs/erm@width=16-seed0/model")
+    assert (narrow.config.hidden_size, recipe.to_dict()["model"]["config"]["hidden_size"]) == (16, 24)
     assert write_report(results, folder).is_file()
     assert "rmse, poisson 0.5" in comparison_table(results)
+
+
+def test_a_run_tells_whether_it_had_converged_and_waited_for_data(compared: tuple[dict[str, Any], Path]) -> None:
+    run = compared[0]["runs"][0]
+    assert run["validation_curve"]["step"] == [4, 8]
+    early, late = run["validation_curve"]["loss"]
+    assert run["late_fall"] == pytest.approx(1 - late / (early + 0.6 * (late - early)))
+    assert 0 < run["data_seconds"] < run["step_seconds"]
+
+
+def test_a_width_that_fits_no_network_is_told_before_anything_trains(recipe: Recipe, tmp_path: Path) -> None:
+    assert recipe.frontier is not None
+    wrong = recipe.model_copy(update={"frontier": recipe.frontier.model_copy(update={"width": [13]})})
+    with pytest.raises(InputError, match="hidden_size=13"):
+        compare_recipe(wrong, tmp_path, progress=False)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_clips_are_the_units(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:

@@ -13,6 +13,7 @@ Whatever is finished is never done again; what another recipe made is never mixe
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,9 +30,9 @@ from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation import DescentProfile, SweepResult, descent_profile, robustness_sweep
 from layerdescent.evaluation.batches import load_config
 from layerdescent.files import read_json, write_json, write_text
-from layerdescent.recipes import Recipe, load_recipe
+from layerdescent.recipes import Recipe, VideoRecipe, load_recipe
 from layerdescent.recipes.schema import PARTS, NoiseSpec
-from layerdescent.runs import Run, train_run, training_config
+from layerdescent.runs import Run, late_fall, train_run, training_config
 from layerdescent.tasks import Prepared, WholeFrames, task_of
 from layerdescent.whole_frames import frame_quality, layer_pictures
 
@@ -171,8 +172,8 @@ def claim_folder(folder: Path, recipe: Recipe) -> None:
 
 def check_settings(runs: Sequence[Run]) -> None:
     """A wrong setting of the last arm is told before the first one trains."""
-    num_layers = task_of(runs[0].recipe).num_layers()
     for run in runs:
+        num_layers = task_of(run.recipe).num_layers()
         config = training_config(run, progress=False)
         config.constraints(num_layers)
         config.fixed_weights(num_layers)
@@ -388,11 +389,18 @@ def _frontier_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
         return []
     first = runs[0]
     changes = {"weight_decay": recipe.frontier.weight_decay, "label_smoothing_factor": recipe.frontier.label_smoothing}
+    baseline = partial(Run, arm=recipe.baseline, seed=first.seed, root=first.root)
     return [
-        Run(recipe, recipe.baseline, first.seed, first.root, ((field, value),))
-        for field, values in changes.items()
-        for value in values
+        *(baseline(recipe, overrides=((field, value),)) for field, values in changes.items() for value in values),
+        *(baseline(_of_width(recipe, width), width=width) for width in recipe.frontier.width),
     ]
+
+
+def _of_width(recipe: Recipe, width: int) -> Recipe:
+    """The same experiment with a wider or narrower network."""
+    assert isinstance(recipe, VideoRecipe)
+    config = {**recipe.model.config, "hidden_size": width}
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"config": config})})
 
 
 def _frontier(
@@ -425,6 +433,7 @@ def _frontier(
                 "step": step,
                 "weight_decay": run.settings.get("weight_decay", 0.0),
                 "label_smoothing": run.settings.get("label_smoothing_factor", 0.0),
+                "width": run.width,
             }
     # The baseline's final model calibrates discrete noise here too: the frontier meets the noise that the arms meet.
     reference = next(name for (name, _), path in models.items() if path == baselines[0].model)
@@ -500,6 +509,10 @@ def _results(
                     key: record[key]
                     for key in ("seconds", "step_seconds", "steps", "best_checkpoint_step", "resumed_from")
                 },
+                # Runs of before these were kept have none.
+                "data_seconds": record.get("data_seconds"),
+                "validation_curve": (curve := record.get("validation_curve")),
+                "late_fall": late_fall(curve) if curve else None,
                 "validation": record["validation"],
                 "environment": record["environment"],
             }

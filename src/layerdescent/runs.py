@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -47,11 +48,13 @@ class Run:
     seed: int
     root: Path
     overrides: tuple[tuple[str, Any], ...] = ()  # what the frontier or a search changes of the arm's settings
+    width: int | None = None  # where the frontier changes the network's, which `recipe` then has as well
 
     @property
     def label(self) -> str:
         """The arm, with what is changed of it."""
-        return self.arm + "".join(f"@{field}={_in_a_name(value)}" for field, value in self.overrides)
+        changed = [*self.overrides, *([] if self.width is None else [("width", self.width)])]
+        return self.arm + "".join(f"@{field}={_in_a_name(value)}" for field, value in changed)
 
     @property
     def name(self) -> str:
@@ -161,17 +164,26 @@ def training_config(run: Run, progress: bool) -> DescentConfig:
 
 
 class _StepTimer(TrainerCallback):
-    """Seconds of every optimiser step, without evaluation and saving."""
+    """Seconds of every optimiser step, without evaluation and saving, and of every wait for its rows before it."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self._started = 0.0
+        self.waits: list[float] = []
+        self._started = self._ended = 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._started = time.perf_counter()
+        if self._ended:
+            self.waits.append(self._started - self._ended)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append(time.perf_counter() - self._started)
+        self._ended = time.perf_counter()
+        self.seconds.append(self._ended - self._started)
+
+    def on_log(self, *_: Any, **__: Any) -> None:  # what stands between this step and the next is not only rows
+        self._ended = 0.0
+
+    on_evaluate = on_save = on_log
 
 
 class _KeepWeights(TrainerCallback):
@@ -281,8 +293,10 @@ def _train(run: Run, data: Prepared, tokenizer: PreTrainedTokenizerBase | None, 
             "resumed_from": checkpoint.name if checkpoint else None,
             "seconds": seconds,
             "step_seconds": statistics.median(timer.seconds) if timer.seconds else None,
+            "data_seconds": statistics.median(timer.waits) if timer.waits else None,
             "best_checkpoint_step": trainer.state.best_global_step,
             "history": _columns(trainer.descent_history),
+            "validation_curve": _validation_curve(trainer.state.log_history),
             "validation": _kept_evaluation(trainer, run.recipe.metric),
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
             "environment": describe_environment(),
@@ -295,6 +309,27 @@ def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """A list of records as one list for each quantity that all of them have."""
     names = ("step", "layer_losses", "violations", "weights", "multipliers", "slacks", "active_share")
     return {name: [record[name] for record in records] for name in names if all(name in record for record in records)}
+
+
+def _validation_curve(log: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The loss of the last layer at every evaluation."""
+    found = {entry["step"]: entry["eval_loss"] for entry in log if "eval_loss" in entry}
+    return {"step": list(found), "loss": list(found.values())}
+
+
+def late_fall(curve: Mapping[str, Sequence[float]], share: float = 0.2) -> float | None:
+    """By what share of itself a loss fell over the last `share` of the steps; negative where it rose.
+
+    Between evaluations it is taken as a straight line. None where there is no evaluation before that.
+
+    >>> late_fall({"step": [40, 60, 100], "loss": [0.5, 0.4, 0.39]})  # 0.395 at step 80
+    0.0126...
+    """
+    steps, losses = curve["step"], curve["loss"]
+    if not steps or steps[0] > (start := (1 - share) * steps[-1]):
+        return None
+    before = float(np.interp(start, steps, losses))
+    return 1 - losses[-1] / before
 
 
 def _kept_evaluation(trainer: DescentTrainer, metric: str) -> dict[str, Any] | None:

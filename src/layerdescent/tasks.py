@@ -218,8 +218,8 @@ class VideoTask:
     recipe: VideoRecipe
 
     def num_layers(self) -> int:
-        """As the recipe or the network's own default says."""
-        layers: int = self._config().num_hidden_layers
+        """As the recipe or the network's own default says; sizes that fit no network are told here."""
+        layers: int = AutoModel.from_config(self._config()).config.num_hidden_layers
         return layers
 
     def prepare(self, *, progress: bool) -> tuple[PreparedVideo, None]:

@@ -134,6 +134,7 @@ def test_later_overrides_win() -> None:
             r"evaluation\.noise\.0\.kind: Input should be 'gaussian', 'uniform', 'discrete', ",
         ),
         ("evaluation.noise.0={kind: discrete}", r"discrete noise needs shares"),
+        ("frontier.width=[64]", r"frontier\.width is for video"),
         ("frontier.label_smoothing=[1]", r"frontier\.label_smoothing\.0: .*less than 1 \(given: 1\)"),
         ("evaluation.shift.sst2={split: dev}", r"evaluation\.shift\.sst2\.source: this field is missing"),
         (

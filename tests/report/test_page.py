@@ -24,7 +24,7 @@ SECTIONS = [
     "4 · Against the frontier of ordinary training",
     "5 · Under noise",
     "6 · Values and paired differences",
-    "7 · Cost",
+    "7 · Cost and convergence",
     "8 · How it was run",
     "Glossary",
 ]

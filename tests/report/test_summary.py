@@ -117,6 +117,7 @@ def test_runs_of_the_frontier_are_told_apart_by_what_differs_from_the_baseline()
         {"step": 4, "weight_decay": 0.1},  # as it was written before there was label smoothing
         {"step": 8, "weight_decay": 0.0},
         {"step": 2, "weight_decay": 0.1, "value": None},
+        {"step": 8, "weight_decay": 0.1, "width": 64},
     ]
     frontier = [{"in_distribution": 0.8, "kind": "gaussian", "gamma": 1.0, "value": 0.7} | row for row in rows]
     results = read_results(two_seeds(frontier=frontier, arms={"erm": {"weight_decay": 0.1}}))
@@ -126,4 +127,5 @@ def test_runs_of_the_frontier_are_told_apart_by_what_differs_from_the_baseline()
         (Variant("weight decay", 0.0), [8]),
         (Variant("weight decay", 0.3), [8]),
         (Variant("label smoothing", 0.2), [8]),
+        (Variant("width", 64), [8]),
     ]

@@ -5,6 +5,7 @@ from layerdescent.report.summary import clipped
 from layerdescent.report.tables import (
     CLIPPED,
     Table,
+    cost_table,
     frame_paired_table,
     frame_tables,
     layer_table,
@@ -113,3 +114,12 @@ def test_without_ssim_there_is_no_column_of_it() -> None:
     assert texts(frame_tables(read_results(given))[0])[0] == ["", "RMSE", "RMSE, clipped", "PSNR (dB)"]
     assert frame_tables(read_results(full_results())) == []
     assert frame_paired_table(read_results(full_results())) is None
+
+
+def test_the_wait_for_data_is_a_share_of_the_whole_step() -> None:
+    given = full_results(seeds=1)
+    assert len(texts(cost_table(read_results(given)))[0]) == 4
+    given["runs"][0] |= {"step_seconds": 0.03, "data_seconds": 0.01, "late_fall": 0.004}
+    _, erm, descent, *_ = texts(cost_table(read_results(given)))
+    assert erm[-2:] == ["25.0", "0.4"]
+    assert descent[-2:] == ["–", "–"]

@@ -6,6 +6,7 @@ import pytest
 
 from layerdescent.report.results import read_results
 from layerdescent.report.words import (
+    convergence_sentence,
     descent_sentences,
     flag_sentences,
     headline,
@@ -33,6 +34,18 @@ def with_verdicts(losses: list[list[float]], *verdicts: dict[str, bool]) -> dict
         for seed, verdict in enumerate(verdicts)
     ]
     return {"experiment": "x", "metric": "accuracy", "runs": runs}
+
+
+def test_convergence_is_that_of_the_baseline() -> None:
+    given = full_results(seeds=3)
+    assert convergence_sentence(read_results(given)) == ""
+    for run, fall in zip(given["runs"], (0.004, 0.012, -0.002), strict=False):  # the baseline's
+        run["late_fall"] = fall
+    given["runs"][3]["late_fall"] = 0.5
+    assert convergence_sentence(read_results(given)) == (
+        "erm had converged in 2 of 3 runs: over the last fifth of the steps its validation loss fell by -0.2 to 1.2 % "
+        "(converged is below 1 %)."
+    )
 
 
 FALLING, RISING = [0.7, 0.6, 0.4], [0.7, 0.71, 0.4]

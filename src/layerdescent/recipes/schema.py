@@ -222,6 +222,8 @@ class FrontierSpec(_Section):
     weight_decay: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list)
     label_smoothing: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default_factory=list)
     """Values of `label_smoothing_factor`."""
+    width: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
+    """Values of the network's `hidden_size`, for video."""
     checkpoints: Annotated[int, Field(ge=0)] = 0
     """Evenly spaced models along each of these runs, the last one included; 0 is the last one only."""
     noise: Annotated[list[NoiseSpec], Field(min_length=1)] | None = None
@@ -404,6 +406,8 @@ class Recipe(_Section):
             )
         if not isinstance(self, VideoRecipe) and (self.evaluation.whole_frames or self.evaluation.pictures):
             raise ValueError("evaluation.whole_frames and evaluation.pictures are for video")
+        if not isinstance(self, VideoRecipe) and self.frontier and self.frontier.width:
+            raise ValueError("frontier.width is for video: a pretrained model has the width that it has")
         noise = [*self.evaluation.noise, *((self.frontier and self.frontier.noise) or ())]
         for part in noise:
             if part.kind not in self.noise_kinds:

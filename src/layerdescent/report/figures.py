@@ -267,6 +267,7 @@ _FAMILIES: dict[str, tuple[str, tuple[_LineStyle, ...]]] = {
     "training": (".", ("-",)),
     "weight decay": ("x", _LINES),
     "label smoothing": ("p", _LINES),
+    "width": ("+", _LINES),
 }
 
 

@@ -101,6 +101,7 @@ def _view(results: Results, home: Path, folder: Path, prefix: str) -> dict[str, 
             for name in results.shift.names
         },
         "cost_table": tables.cost_table(results),
+        "convergence": words.convergence_sentence(results),
         "cost": list(tables.flatten(results.cost or {})),
         "environment": list(tables.flatten(results.environment)),
         "data": list(tables.flatten({name: value for name, value in results.data.items() if name != "duplicates"})),

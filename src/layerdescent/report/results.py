@@ -114,6 +114,9 @@ class Run(Part):
     constant_loss: float | None = None
     history: History | None = None
     step_time_ratio: float | None = None
+    step_seconds: float | None = None
+    data_seconds: float | None = None
+    late_fall: float | None = None
     peak_memory_ratio: float | None = None
     seconds: float | None = None
 
@@ -124,6 +127,13 @@ class Run(Part):
             if values and len(values) != len(self.layers):
                 raise ValueError(f"{name}.test has {len(values)} values for {len(self.layers)} layers")
         return self
+
+    @property
+    def data_share(self) -> float | None:
+        """The wait for the rows of a step, as a share of step and wait; medians."""
+        if self.data_seconds is None or self.step_seconds is None:
+            return None
+        return self.data_seconds / (self.data_seconds + self.step_seconds)
 
     @property
     def constrained(self) -> bool:
@@ -204,6 +214,7 @@ class FrontierPoint(Part):
     step: int | None = None
     weight_decay: float | None = None
     label_smoothing: float | None = None
+    width: int | None = None
     in_distribution: float | None = None
     in_distribution_clipped: float | None = None
     kind: str

@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from layerdescent.report.results import (
     Area,
@@ -28,10 +28,13 @@ class NoiseAxis(NamedTuple):
     by_share: bool
 
 
+Family = Literal["training", "weight decay", "label smoothing", "width"]
+
+
 class Variant(NamedTuple):
     """A run of the frontier: the baseline itself, read along its training, or with one setting changed."""
 
-    family: Literal["training", "weight decay", "label smoothing"]
+    family: Family
     value: float
 
     @property
@@ -257,13 +260,15 @@ def frontier_variants(results: Results) -> dict[Variant, list[FrontierPoint]]:
     found: dict[Variant, list[FrontierPoint]] = {}
     for point in sorted(results.frontier, key=lambda point: point.step or 0):
         decay, smoothing = point.weight_decay or 0.0, point.label_smoothing or 0.0
-        if smoothing != own[1]:
+        if point.width is not None:
+            variant = Variant("width", point.width)
+        elif smoothing != own[1]:
             variant = Variant("label smoothing", smoothing)
         else:
             variant = Variant("training" if decay == own[0] else "weight decay", decay)
         if point.in_distribution is not None and point.value is not None:
             found.setdefault(variant, []).append(point)
-    order = ("training", "weight decay", "label smoothing")
+    order = get_args(Family)
     return dict(sorted(found.items(), key=lambda item: (order.index(item[0].family), item[0].value)))
 
 

@@ -246,20 +246,26 @@ def _realised_shares(results: Results) -> str:
 
 
 def cost_table(results: Results) -> Table | None:
-    """Time and memory of a training step relative to the baseline, and seconds a run."""
+    """Time and memory of a training step relative to the baseline, seconds a run, waits for data, and convergence."""
+    against = f"× {results.baseline}"
+    columns = [
+        (f"time a step ({against})", "step_time_ratio", 1.0, 2),
+        (f"peak memory ({against})", "peak_memory_ratio", 1.0, 2),
+        ("seconds a run", "seconds", 1.0, 0),
+        ("waits for data, % of a step", "data_share", 100.0, 1),
+        ("fall of the validation loss over the last fifth, %", "late_fall", 100.0, 1),
+    ]
+    columns = [column for column in columns if any(getattr(run, column[1]) is not None for run in results.runs)]
     rows = []
     for arm in results.arm_names:
         runs = results.runs_of(arm)
-        ratios = [
-            _with_range([value for run in runs if (value := getattr(run, name)) is not None], 1.0, digits)
-            for name, digits in (("step_time_ratio", 2), ("peak_memory_ratio", 2), ("seconds", 0))
+        cells = [
+            _with_range([value for run in runs if (value := getattr(run, name)) is not None], scale, digits)
+            for _, name, scale, digits in columns
         ]
-        if any(cell != number(None, 0) for cell in ratios):
-            rows.append([arm, *ratios])
-    against = f"× {results.baseline}"
-    return _table(
-        "Cost of training", ["arm", f"time a step ({against})", f"peak memory ({against})", "seconds a run"], rows
-    )
+        if any(cell != number(None, 0) for cell in cells):
+            rows.append([arm, *cells])
+    return _table("Cost of training", ["arm", *(title for title, *_ in columns)], rows)
 
 
 def flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -54,7 +54,7 @@ GLOSSARY = {
     "discrete noise": "Each embedding gets noise and is replaced by the nearest one of the vocabulary; "
     "its strength is the share of tokens that change.",
     "frontier": "The best pairs of clean and noisy quality that ordinary training reaches by stopping early, "
-    "by weight decay or by label smoothing. Robustness counts only beyond it.",
+    "by weight decay, label smoothing or another width. Robustness counts only beyond it.",
     "paired difference": "Two arms compared on the same test units, seeds and noise, "
     "so that what is common to both cancels.",
 }
@@ -238,6 +238,24 @@ def quality_sentences(results: Results, arm: str) -> list[str]:
     for sentence in _frontier_sentence(inside, arm) if inside else ():
         sentences.append(f"With outputs clipped to [0, 1]: {sentence[0].lower()}{sentence[1:]}")
     return sentences
+
+
+CONVERGED = 0.01
+"""A run has converged whose validation loss fell by less than this share of itself over the last fifth of its steps."""
+
+
+def convergence_sentence(results: Results) -> str:
+    """Whether the baseline trained long enough; empty where its validation losses were not kept."""
+    falls = [run.late_fall for run in results.runs_of(results.baseline) if run.late_fall is not None]
+    if not falls:
+        return ""
+    low, high = (f"{100 * fall:.1f}" for fall in (min(falls), max(falls)))
+    count = sum(fall < CONVERGED for fall in falls)
+    return (
+        f"{results.baseline} had converged in {count} of {_counted(len(falls), 'run')}: over the last fifth of the "
+        f"steps its validation loss fell by {low if low == high else f'{low} to {high}'} % (converged is below "
+        f"{100 * CONVERGED:g} %)."
+    )
 
 
 def _clipped_sentence(results: Results, arm: str) -> list[str]:
