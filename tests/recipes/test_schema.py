@@ -11,7 +11,12 @@ from layerdescent.recipes import Recipe, VideoRecipe, list_recipes, load_recipe
 
 VIDEO = {
     "demo-video",
-    *(f"{data}-{model}" for data in ("ucsd-ped2", "avenue", "shanghaitech") for model in ("dust", "ut")),
+    *(
+        f"{data}-{model}{length}"
+        for data in ("ucsd-ped2", "avenue", "shanghaitech")
+        for model in ("dust", "ut")
+        for length in ("", "-full")
+    ),
 }
 SHIPPED = VIDEO | {
     "demo",
