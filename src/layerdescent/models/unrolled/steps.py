@@ -66,7 +66,7 @@ def attention_step(
 
     Args:
         Y: (..., T, d).
-        W: (d, r), or (..., d, r) with one for each leading index.
+        W: (d, r), or (k, d, r) with one for each of k heads, and then Y is (..., k, T, d).
         a: the step, in (0, 1].
         beta: whether the weights have beta; without it they are a plain softmax.
         normalize_tokens: whether the weights are taken from unit rows; what is averaged is Y itself.
@@ -81,11 +81,13 @@ def attention_step(
         tensor([[0.5000],
                 [1.5000]])
     """
-    q = (unit_rows(Y) if normalize_tokens else Y) @ W
+    q = _times(unit_rows(Y) if normalize_tokens else Y, W)
     scores = q @ q.mT
     if beta:
-        scores = scores - q.square().sum(-1)[..., None, :] / 2
-    return (1 - a) * Y + a * (scores.softmax(-1) @ Y)
+        scores = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None, :] / 2
+    # The step is put into the weights (T, T), which are much smaller than Y.
+    stay = (1 - a) * torch.eye(Y.shape[-2], dtype=Y.dtype, device=Y.device)
+    return (stay + a * scores.softmax(-1)) @ Y
 
 
 def pair_weights(Y: Tensor, W: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ def pair_weights(Y: Tensor, W: Tensor) -> Tensor:
 
     Args:
         Y: (..., T, d).
-        W: (d, r), or (..., d, r).
+        W: (d, r), or (k, d, r) as in `attention_step`.
 
     Returns:
         (..., T, T), symmetric, ones on the diagonal, in (0, 1].
@@ -103,7 +105,7 @@ def pair_weights(Y: Tensor, W: Tensor) -> Tensor:
         tensor([[1.0000, 0.1353],
                 [0.1353, 1.0000]])
     """
-    q = Y @ W
+    q = _times(Y, W)
     squares = q.square().sum(-1)
     distances = squares[..., :, None] + squares[..., None, :] - 2 * (q @ q.mT)
     return torch.exp(-distances.clamp(min=0) / 2)
@@ -153,7 +155,8 @@ def mlp_step(Z: Tensor, W: Tensor, b: Tensor, a: Tensor | float, *, relu: bool =
         >>> mlp_step(torch.tensor([[1.0, 3.0]]), torch.zeros(2, 2), torch.tensor([-5.0, 5.0]), 0.5)
         tensor([[0., 4.]])
     """
-    Y = (1 - a) * Z - (a / 2) * (Z @ (W + W.mT)) + a * b
+    # One matrix (d, d), which is mostly much smaller than Z.
+    Y = Z @ ((1 - a) * torch.eye(len(W), dtype=W.dtype, device=W.device) - (a / 2) * (W + W.mT)) + a * b
     return torch.relu(Y) if relu else Y
 
 
@@ -305,7 +308,7 @@ def joint_step(H: Tensor, X: Tensor, AD: Tensor, W: Tensor, l1: Tensor | float, 
     eta = (1 / (c + l2 * H.shape[-2] * _spectral_norm(W).square().max())).to(H.dtype)
     heads = split_heads(H, len(W))
     w = pair_weights(heads, W)
-    pull = (w.sum(-1, keepdim=True) * heads - w @ heads) @ W @ W.mT
+    pull = _times(w.sum(-1, keepdim=True) * heads - w @ heads, W @ W.mT)
     gradient = (H @ AD.mT - X) @ AD + l2 * merge_heads(pull)
     return soft_threshold(H - eta * gradient, eta * l1)
 
@@ -328,6 +331,18 @@ def merge_heads(heads: Tensor) -> Tensor:
         torch.Size([2, 5, 6])
     """
     return heads.transpose(-3, -2).flatten(-2)
+
+
+def _times(Y: Tensor, W: Tensor) -> Tensor:
+    """Y W, of every head (..., k, T, d) with its own of (k, d, r).
+
+    The sequences of a head are put into one product: as many products as sequences would make a gradient (d, r) of each,
+    only to sum them.
+    """
+    if W.ndim == 2 or Y.ndim == W.ndim:
+        return Y @ W
+    heads = Y.movedim(-3, 0)
+    return (heads.flatten(1, -2) @ W).unflatten(1, heads.shape[1:-1]).movedim(0, -3)
 
 
 def _spectral_norm(M: Tensor) -> Tensor:
