@@ -14,7 +14,7 @@ from layerdescent.experiment import compare_recipe, load_data
 from layerdescent.models import DustForDenoising
 from layerdescent.perturbation import Perturbation
 from layerdescent.recipes import Recipe, load_recipe
-from layerdescent.recipes.schema import WholeFramesSpec
+from layerdescent.recipes.video import WholeFramesSpec
 from layerdescent.report import write_report
 from layerdescent.tables import comparison_table
 from layerdescent.tasks import task_of

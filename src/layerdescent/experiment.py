@@ -31,7 +31,8 @@ from layerdescent.evaluation import DescentProfile, SweepResult, descent_profile
 from layerdescent.evaluation.batches import load_config
 from layerdescent.files import read_json, write_json, write_text
 from layerdescent.recipes import Recipe, VideoRecipe, load_recipe
-from layerdescent.recipes.schema import PARTS, NoiseSpec
+from layerdescent.recipes.common import PARTS
+from layerdescent.recipes.schema import NoiseSpec
 from layerdescent.runs import Run, late_fall, train_run, training_config
 from layerdescent.tasks import Prepared, WholeFrames, task_of
 from layerdescent.whole_frames import frame_quality, layer_pictures

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layerdescent.recipes.schema import DataSpec
+from layerdescent.recipes.text import DataSpec
 
 
 def reviews(count: int, start: int = 0) -> list[dict[str, Any]]:

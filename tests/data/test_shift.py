@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from layerdescent.data import PreparedText, prepare, prepare_shift
 from layerdescent.errors import InputError
-from layerdescent.recipes.schema import DataSpec, ShiftSpec
+from layerdescent.recipes.text import DataSpec, ShiftSpec
 from tests.data.examples import data_spec, reviews, write_jsonl, write_text
 
 NAMED = {0: "bad", 1: "good"}

@@ -13,7 +13,7 @@ from layerdescent.data.splits import subsample
 from layerdescent.data.text import Columns, PreparedText, encode_part, read_part
 from layerdescent.data.tokens import check_length, encode, renumbered
 from layerdescent.errors import InputError
-from layerdescent.recipes.schema import DataSpec, ShiftSpec
+from layerdescent.recipes.text import DataSpec, ShiftSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from layerdescent.data.splits import cut, subsample
 from layerdescent.data.tokens import check_length, encode
 from layerdescent.errors import InputError
 from layerdescent.readout import ProblemType
-from layerdescent.recipes.schema import PARTS, DataSpec
+from layerdescent.recipes.common import PARTS
+from layerdescent.recipes.text import DataSpec
 
 _LINE_BREAK_TAG = re.compile(r"(<br\s*/?>\s*)+", re.IGNORECASE)
 
