@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from layerdescent.errors import InputError
-from layerdescent.perturbation.noise import KINDS, Kind, NoiseStream, epsilon
+from layerdescent.noise_kinds import KINDS, Kind
+from layerdescent.perturbation.noise import NoiseStream, epsilon
 
 IDS = [101, 2023, 3185, 2003, 2307, 102]
 SMALL_P = 1e-3  # the seeds are fixed, so this is a bound on how odd the one draw may look

@@ -8,8 +8,8 @@ import torch
 from transformers import BertConfig, BertModel, ViTConfig, ViTForImageClassification
 
 from layerdescent.errors import InputError
+from layerdescent.noise_kinds import PIXEL_KINDS
 from layerdescent.perturbation import Perturbation
-from layerdescent.perturbation.noise import PIXEL_KINDS
 from layerdescent.perturbation.pixels import noisy_sample, training_pixel_noise
 
 GREY = np.full((200, 300), 0.25, dtype=np.float32)

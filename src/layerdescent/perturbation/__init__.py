@@ -8,7 +8,8 @@ pixels.py       noise on what a model of images or frames reads
 perturbation.py the object that puts these together
 """
 
-from layerdescent.perturbation.noise import KINDS, SHARE_KINDS, epsilon
+from layerdescent.noise_kinds import KINDS, SHARE_KINDS
+from layerdescent.perturbation.noise import epsilon
 from layerdescent.perturbation.perturbation import Perturbation
 from layerdescent.perturbation.vocabulary import embedding_scale
 

@@ -7,21 +7,12 @@ two models of one width [C].
 
 import math
 from hashlib import blake2b
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from layerdescent.errors import InputError
-
-Kind = Literal["gaussian", "uniform", "discrete", "poisson", "salt-and-pepper"]
-
-KINDS: tuple[Kind, ...] = ("gaussian", "uniform", "discrete")
-"""Of noise on word embeddings."""
-PIXEL_KINDS: tuple[Kind, ...] = ("gaussian", "uniform", "poisson", "salt-and-pepper")
-"""Of noise on pixels."""
-SHARE_KINDS: tuple[Kind, ...] = ("discrete", "salt-and-pepper")
-"""Those whose strength is, or may be, the share of what they replace."""
+from layerdescent.noise_kinds import Kind
 
 
 def epsilon(gamma: float, scale: float, dim: int) -> float:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from layerdescent.errors import InputError
+from layerdescent.noise_kinds import KINDS, PIXEL_KINDS, SHARE_KINDS, Kind
 from layerdescent.perturbation.calibration import replacing_scale
 from layerdescent.perturbation.lookups import Tokens, rewritten_lookups
-from layerdescent.perturbation.noise import KINDS, PIXEL_KINDS, SHARE_KINDS, Kind, NoiseStream
+from layerdescent.perturbation.noise import NoiseStream
 from layerdescent.perturbation.pixels import noisy_sample, reads_pixels, rewritten_pixels
 from layerdescent.perturbation.vocabulary import (
     embedding_scale,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from layerdescent.errors import InputError
-from layerdescent.perturbation.noise import Kind
+from layerdescent.noise_kinds import Kind
 
 _noisy: WeakSet[nn.Module] = WeakSet()
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from layerdescent.noise_kinds import KINDS, PIXEL_KINDS, SHARE_KINDS, Kind, replaced_units
 from layerdescent.recipes.common import Count, Level, Section, Seed, Seeds, Share
 from layerdescent.recipes.text import DataSpec, ModelSpec, ShiftSpec
 from layerdescent.recipes.video import NetworkSpec, VideoSpec, WholeFramesSpec
@@ -32,24 +33,20 @@ ArmName = Annotated[str, AfterValidator(_names_a_folder)]
 RESERVED_TRAIN_FIELDS = frozenset({"output_dir", "seed", "data_seed", "resume_from_checkpoint"})
 
 
-NoiseKind = Literal["gaussian", "uniform", "discrete", "poisson", "salt-and-pepper"]
-SHARE_KINDS = ("discrete", "salt-and-pepper")
-
-
 class NoiseSpec(Section):
     """One kind of noise; its levels are gammas, in embedding scales or pixels, or shares of tokens or pixels replaced.
 
     gaussian and uniform are for all models, discrete for those of text, poisson and salt-and-pepper for those of video.
     """
 
-    kind: NoiseKind
+    kind: Kind
     gammas: list[Level] = Field(default_factory=list)
     shares: list[Share] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _has_levels(self) -> Self:
         if self.kind in SHARE_KINDS and (self.gammas or not self.shares):
-            what = "tokens" if self.kind == "discrete" else "pixels"
+            what = replaced_units(self.kind)
             raise ValueError(f"{self.kind} noise needs shares (of {what} replaced), and has no gammas of its own")
         if self.kind not in SHARE_KINDS and (self.shares or not self.gammas):
             raise ValueError(f"{self.kind} noise needs gammas, and has no shares")
@@ -171,7 +168,7 @@ class Recipe(Section):
     search: SearchSpec | None = None
     metric: Literal["accuracy", "rmse"] = "accuracy"
 
-    noise_kinds: ClassVar[tuple[NoiseKind, ...]] = ("gaussian", "uniform", "discrete")
+    noise_kinds: ClassVar[tuple[Kind, ...]] = KINDS
 
     @field_validator("train", "arms")
     @classmethod
@@ -244,7 +241,7 @@ class VideoRecipe(Recipe):
     data: VideoSpec  # type: ignore[assignment]
     metric: Literal["accuracy", "rmse"] = "rmse"
 
-    noise_kinds: ClassVar[tuple[NoiseKind, ...]] = ("gaussian", "uniform", "poisson", "salt-and-pepper")
+    noise_kinds: ClassVar[tuple[Kind, ...]] = PIXEL_KINDS
 
     @model_validator(mode="after")
     def _fits_its_data(self) -> Self:

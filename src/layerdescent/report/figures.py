@@ -17,6 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
+from layerdescent.noise_kinds import replaced_units
 from layerdescent.report.ink import ARMS, BASELINE, FAINT, STYLE, TEXT, layer_ink
 from layerdescent.report.results import PerLayer, Results
 from layerdescent.report.summary import (
@@ -35,7 +36,6 @@ from layerdescent.report.summary import (
     noise_axes,
     noise_band,
     noise_values,
-    replaced_units,
     trivial_values,
 )
 from layerdescent.report.units import UNITS, number

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+from layerdescent.noise_kinds import replaced_units
 from layerdescent.report.results import (
     Area,
     Difference,
@@ -41,11 +42,6 @@ class Variant(NamedTuple):
     def text(self) -> str:
         """The run as a legend names it."""
         return "along training" if self.family == "training" else f"{self.family} {self.value:g}"
-
-
-def replaced_units(kind: str) -> str:
-    """What a kind of noise whose level is a share replaces."""
-    return "pixels" if kind == "salt-and-pepper" else "tokens"
 
 
 class Condition(NamedTuple):

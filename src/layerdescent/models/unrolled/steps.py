@@ -336,8 +336,8 @@ def merge_heads(heads: Tensor) -> Tensor:
 def _times(Y: Tensor, W: Tensor) -> Tensor:
     """Y W, of every head (..., k, T, d) with its own of (k, d, r).
 
-    The sequences of a head are put into one product: as many products as sequences would make a gradient (d, r) of each,
-    only to sum them.
+    The sequences of a head are put into one product: as many products as sequences would make a gradient (d, r) of
+    each, only to sum them.
     """
     if W.ndim == 2 or Y.ndim == W.ndim:
         return Y @ W
