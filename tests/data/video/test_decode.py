@@ -263,6 +263,27 @@ def test_files_without_moving_pictures(tmp_path: Path, content: str, message: st
     assert "\n" not in str(error.value)
 
 
+def test_titles_may_be_in_any_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "v.mkv"
+    with av.open(str(path), "w", metadata_encoding="latin-1") as container:
+        container.metadata["title"] = "Müller"
+        stream = container.add_stream("ffv1", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 32, 24, "gray"
+        for pixels in film(3, 24, 32):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, "gray")))
+        container.mux(stream.encode())
+    with pytest.raises(UnicodeDecodeError):
+        av.open(str(path))
+    np.testing.assert_array_equal(frames_of(read(path)), film(3, 24, 32))
+
+
+def test_pictures_of_an_unknown_kind(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "v.avi", film(3))
+    path.write_bytes(path.read_bytes().replace(b"FMP4", b"q9zz"))
+    with pytest.raises(InputError, match=r"no decoder for the pictures of .*v\.avi; convert it"):
+        read(path)
+
+
 def test_a_video_without_frames(tmp_path: Path) -> None:
     path = write_video(tmp_path / "v.avi", film(1)[:0])
     with pytest.raises(InputError, match=r"v\.avi"):

@@ -270,14 +270,15 @@ def opened_video(path: Path) -> "Iterator[VideoStream]":
     """The stream of moving pictures in a file, while it is open.
 
     Raises:
-        InputError: the file cannot be read, or has no moving pictures.
+        InputError: the file cannot be read, has no moving pictures, or is coded in a way that is not known.
     """
     with video_packages():
         import av
         from av.stream import Disposition
 
     try:
-        container = av.open(str(path))
+        # By its whole path: what stands before a colon is a protocol to FFmpeg. Titles of old files are rarely UTF-8.
+        container = av.open(str(path.absolute()), metadata_errors="replace")
     except (av.FFmpegError, OSError) as error:
         raise InputError(
             f"{path} cannot be read as a video ({error.strerror or error}); fetch it again, or take it away"
@@ -287,6 +288,8 @@ def opened_video(path: Path) -> "Iterator[VideoStream]":
         if not pictures:
             kinds = ", ".join(stream.type for stream in container.streams) or "no streams"
             raise InputError(f"{path} has no video stream (it has {kinds}); give a file with moving pictures")
+        if cast(Any, pictures[0].codec_context) is None:
+            raise InputError(f"FFmpeg here has no decoder for the pictures of {path}; convert it, for example to H.264")
         yield pictures[0]
 
 
