@@ -1,3 +1,4 @@
+import math
 from fractions import Fraction
 from pathlib import Path
 
@@ -63,6 +64,15 @@ def test_grey_has_one_channel_and_no_colour(tmp_path: Path, colour: Colour) -> N
             np.testing.assert_allclose(picture.values.numpy() * 255, expected[None], atol=1e-3)
 
 
+@pytest.mark.parametrize("colour_first", [True, False])
+def test_channels_are_as_many_in_every_frame(tmp_path: Path, colour_first: bool) -> None:
+    write_images(tmp_path, coloured(2), first=1 if colour_first else 3)
+    write_images(tmp_path, film(2, 24, 32), first=3 if colour_first else 1)
+    with pytest.raises(InputError, match=r"some frames of .* are grey and some have colour; denoise their luma"):
+        read(tmp_path, "channels")
+    assert [picture.chroma is None for picture in read(tmp_path)[0]].count(True) == 2
+
+
 def test_what_a_telephone_held_upright_is_upright(tmp_path: Path) -> None:
     wide = film(2, 24, 32)
     path = write_clip(tmp_path / "v.mp4", wide, turned=90)
@@ -96,7 +106,9 @@ def test_rates_are_for_folders(tmp_path: Path) -> None:
     assert details_of(folder).rate == 25
     assert details_of(folder, 29.97).rate == Fraction(2997, 100)
     assert details_of(video).rate == 25
-    with pytest.raises(InputError, match=r"rate is 0.0; give frames a second"):
-        details_of(folder, 0.0)
+    assert details_of(folder, 0.001).rate == Fraction(1, 1000)
+    for rate in (0.0, 0.0009, 1000.1, math.nan):
+        with pytest.raises(InputError, match=rf"rate is {rate}; give frames a second, from 0\.001 to 1000"):
+            details_of(folder, rate)
     with pytest.raises(InputError, match=r"a rate of 30 is given, and .*v\.avi has its own"):
         details_of(video, 30)

@@ -372,6 +372,24 @@ def test_models_that_denoise_no_pixels(folder: Path, tmp_path: Path) -> None:
             denoise_video(model, folder, tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["out.mp4", "out"])
+@pytest.mark.parametrize("gamma", [None, 0.1])
+def test_estimates_that_are_not_finite_are_no_video(
+    folder: Path, tmp_path: Path, name: str, gamma: float | None
+) -> None:
+    with pytest.raises(RunError, match="frame 1 is not finite: the model has diverged"):
+        denoise_video(Fading(share=math.nan), folder, tmp_path / name, gamma=gamma)
+    assert rest(tmp_path) == {"in"}
+
+
+def test_names_that_look_like_protocols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = write_clip(tmp_path / "12:30.mkv", film(6, 24, 32), sound="aac")
+    assert denoise_video(Fading(), source.name, "13:30.mkv").frames == 6
+    assert len(planes_of(tmp_path / "13:30.mkv")) == 6
+    assert len(sound_of(tmp_path / "13:30.mkv")) == len(sound_of(source)) > 5
+
+
 class Stopping(Fading):
     """A denoiser that fails in the middle of a clip."""
 

@@ -118,6 +118,27 @@ def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
         check_target(tmp_path / "frames", overwrite=True)
 
 
+def test_a_folder_inside_a_folder_is_no_frame(tmp_path: Path) -> None:
+    touch(tmp_path, "frames/1.png", "frames/2.png/thesis.txt")
+    with pytest.raises(InputError, match=r"holds more than PNG frames \(2\.png\)"):
+        check_target(tmp_path / "frames", overwrite=True)
+
+
+def test_of_a_link_only_the_link_goes(tmp_path: Path) -> None:
+    touch(tmp_path, "real/000009.png")
+    (tmp_path / "frames").symlink_to("real")
+    check_target(tmp_path / "frames", overwrite=True)
+    write(tmp_path / "frames", grey(2))
+    assert rest(tmp_path) == {"frames", "real"}
+    assert (rest(tmp_path / "frames"), rest(tmp_path / "real")) == ({"000001.png", "000002.png"}, {"000009.png"})
+
+
+def test_a_link_that_leads_nowhere_is_there(tmp_path: Path) -> None:
+    (tmp_path / "frames").symlink_to("nothing")
+    with pytest.raises(InputError, match="is there already"):
+        check_target(tmp_path / "frames", overwrite=False)
+
+
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     touch(tmp_path, "v.mp4/1.png", "frames")
     for name, message in (("v.mp4", "is a folder, and OUT would be a file"), ("frames", "is a file, and OUT would be")):
@@ -176,6 +197,37 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write(tmp_path / "frames", grey(2))
     assert rest(tmp_path) == {"frames"}
     assert rest(tmp_path / "frames") == {"000001.png", "000002.png"}
+
+
+def test_what_was_there_comes_back_where_the_new_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, "frames/000009.png")
+    rename = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if path.suffix == ".tmp":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(RunError, match="Input/output error"):
+        write(tmp_path / "frames", grey(2))
+    assert (rest(tmp_path), rest(tmp_path / "frames")) == ({"frames"}, {"000009.png"})
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_no_obstacle(tmp_path: Path) -> None:
+    touch(tmp_path, *(f".{name}.{os.getpid()}.tmp{inside}" for name, inside in (("frames", "/1.png"), ("v.mp4", ""))))
+    write(tmp_path / "frames", grey(2))
+    write(tmp_path / "v.mp4", grey(2))
+    assert rest(tmp_path) == {"frames", "v.mp4"}
+
+
+def test_avi_takes_any_rate(tmp_path: Path) -> None:
+    rate = Fraction(100_001, 1000)
+    out = write(tmp_path / "v.avi", grey(), Details(rate=rate, time_base=1 / rate))
+    with av.open(str(out)) as file:
+        assert float(file.streams.video[0].average_rate or 0) == pytest.approx(float(rate), rel=1e-4)
 
 
 def test_sound_that_a_container_does_not_take(tmp_path: Path) -> None:

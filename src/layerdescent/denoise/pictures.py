@@ -91,8 +91,8 @@ def details_of(clip: ClipSource, rate: float | None = None) -> Details:
         InputError: a video has no moving pictures, or a rate of its own beside the one given.
     """
     if clip.images:
-        if rate is not None and not 0 < rate <= 1000:
-            raise InputError(f"the rate is {rate}; give frames a second, above 0 and at most 1000")
+        if rate is not None and not 0.001 <= rate <= 1000:
+            raise InputError(f"the rate is {rate}; give frames a second, from 0.001 to 1000")
         per_second = Fraction(str(rate or _USUAL_RATE)).limit_denominator(1001)
         return Details(rate=per_second, time_base=1 / per_second, frames=len(clip.images))
     if rate is not None:
@@ -127,17 +127,23 @@ def pictures(clip: ClipSource, details: Details, colour: Colour, flaws: list[Fla
         flaws: what cannot be used is appended here.
 
     Raises:
-        InputError: nothing can be decoded, or frames of several sizes.
+        InputError: nothing can be decoded, frames of several sizes, or some grey and some coloured where each channel
+            is a video.
     """
     of_image: Callable[[Image], Picture] = _luma_of_image if colour == "luma" else _channels_of_image
     of_video: Callable[[VideoFrame], Picture] = _luma_of_video if colour == "luma" else _channels_of_video
     start = round(details.start / details.time_base)
-    last, following = -1, 0
+    last, following, channels = -1, 0, None
     for item in decoded(clip, of_image, of_video):
         if isinstance(item, Flaw):
             flaws.append(item)
             following += item.frames * details.ticks
             continue
+        channels = channels or len(item.values)
+        if len(item.values) != channels:
+            raise InputError(
+                f"some frames of {clip.path} are grey and some have colour; denoise their luma, or save all in one way"
+            )
         last = following if item.time is None else max(item.time - start, last + 1)
         following = last + details.ticks
         yield replace(item, time=last)

@@ -19,7 +19,7 @@ from layerdescent.data.video.decode import Flaw, video_packages
 from layerdescent.data.video.layouts import IMAGE_SUFFIXES, ClipSource, find_clips
 from layerdescent.denoise.pictures import Colour, Details, Picture, details_of, pictures
 from layerdescent.denoise.writing import beside, check_target, is_folder, padded, written
-from layerdescent.errors import InputError
+from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation.batches import ModelOrPath, load_model
 from layerdescent.models import VideoDenoiser
 
@@ -116,7 +116,7 @@ def denoise_video(
 
     Raises:
         InputError: there is nothing to read, the model is no denoiser of pixels, `out` cannot be, or an option.
-        RunError: the checkpoint is damaged, or no space is left.
+        RunError: the checkpoint is damaged, its estimates are not finite, or no space is left.
 
     Example:
         >>> import tempfile
@@ -161,6 +161,11 @@ def denoise_video(
     ):
         disturbed = ((picture, _disturbed(picture, gamma, seed, frame)) for frame, picture in enumerate(stream))
         for picture, values, estimates in _denoised(denoiser, disturbed, len(first.values), depth, errors is not None):
+            if not bool(torch.isfinite(estimates).all()):
+                raise RunError(
+                    f"what the model makes of frame {frames + 1} is not finite: the model has diverged, so train it "
+                    "again with a smaller learning rate" + ("" if gamma is None else "; or gamma is far too large")
+                )
             if errors is not None:
                 errors.add(picture, estimates)
             result = replace(picture, values=estimates[-1])
@@ -190,6 +195,8 @@ def _check_noise(gamma: float | None, clean: str | Path | None) -> None:
 
 
 def _one_clip(path: Path) -> ClipSource:
+    if not path.exists():
+        raise InputError(f"{path} is no file or folder here; give a video file, or a folder of numbered images")
     # A folder of frames may hold a video made of them.
     images = any(entry.suffix.lower() in IMAGE_SUFFIXES for entry in path.glob("[!.]*")) and path.is_dir()
     found = find_clips(path, "frames" if images else "auto").clips

@@ -68,7 +68,8 @@ def check_target(out: Path, *inputs: Path, overwrite: bool) -> None:
     same = next((path for path in inputs if path.resolve() == out.resolve()), None)
     if same is not None:
         raise InputError(f"{out} would be written over what is read from it; give OUT another name")
-    if not out.exists() or (is_folder(out) and out.is_dir() and not any(out.iterdir())):
+    there = out.exists() or out.is_symlink()  # a link may lead nowhere
+    if not there or (is_folder(out) and out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
         raise InputError(f"{out} is there already; give OUT another name, or --overwrite")
@@ -76,7 +77,8 @@ def check_target(out: Path, *inputs: Path, overwrite: bool) -> None:
         kinds = ("a folder", "a file") if out.is_dir() else ("a file", "a folder")
         raise InputError(f"{out} is {kinds[0]}, and OUT would be {kinds[1]}; give it another name")
     if out.is_dir():
-        other = next((entry.name for entry in out.iterdir() if entry.suffix.lower() != ".png"), None)
+        frames = {entry.name for entry in out.iterdir() if entry.suffix.lower() == ".png" and entry.is_file()}
+        other = next((entry.name for entry in out.iterdir() if entry.name not in frames), None)
         if other is not None:
             raise InputError(f"{out} holds more than PNG frames ({other}), so it is not replaced; give another OUT")
 
@@ -149,14 +151,28 @@ def _frames(out: Path, details: Details) -> Iterator[Write]:
 
     with _saying(out):
         try:
+            shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had this one's number
             temporary.mkdir(parents=True)
             yield write
-            if out.exists():
-                out.rename(old)
-            temporary.rename(out)
+            _take_the_place(temporary, out, old)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
+
+
+def _take_the_place(new: Path, out: Path, old: Path) -> None:
+    """Put a folder where another one may be, which is at `old` meanwhile, and goes back if that fails."""
+    try:
+        if out.exists():
+            out.rename(old)
+        new.rename(out)
+    except BaseException:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise
+    if old.is_symlink():  # the folder that it leads to is not ours
+        old.unlink()
+    else:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 # A video --------------------------------------------------------------------------------------------------------------
@@ -168,7 +184,7 @@ def _video(out: Path, details: Details, size: tuple[int, ...], sound: bool) -> I
 
     form = FORMATS[out.suffix.lower()]
     with _saying(out), replaced(out) as temporary:
-        container = av.open(str(temporary), "w", format=form.container)
+        container = av.open(str(temporary.absolute()), "w", format=form.container)  # a colon would end a protocol
         try:
             stream = _stream(container, form, details, padded(out, size))
             tick = stream.codec_context.time_base
@@ -205,11 +221,16 @@ def _stream(container: "OutputContainer", form: Format, details: Details, size: 
     stream.height, stream.width = size
     stream.pix_fmt = "yuv420p"
     codec = stream.codec_context
-    codec.time_base = details.time_base if form.own_times else 1 / details.rate.limit_denominator(1001)
+    codec.time_base = details.time_base if form.own_times else _even_time_base(details.rate)
     codec.sample_aspect_ratio = details.aspect
     codec.color_range = LIMITED_RANGE
     codec.colorspace, codec.color_primaries, codec.color_trc = details.colours
     return stream
+
+
+def _even_time_base(rate: Fraction) -> Fraction:
+    """From one evenly spaced frame to the next, in seconds; MPEG-4 counts a second in 65,535 ticks at most."""
+    return 1 / rate.limit_denominator(max(1, min(1001, int(65535 / rate))))
 
 
 class _Sound:
@@ -223,7 +244,7 @@ class _Sound:
             return
         import av
 
-        self.source = av.open(str(details.sound))
+        self.source = av.open(str(details.sound.absolute()), metadata_errors="replace")
         self.streams: dict[int, Any] = {}
         for stream in self.source.streams.audio:
             try:
