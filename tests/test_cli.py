@@ -2,10 +2,13 @@
 
 import csv
 import errno
+import io
 import json
 import os
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +57,23 @@ def test_compare_prints_a_table_and_where_the_page_is(place: Path) -> None:
     assert (place / "runs/report.html").read_text().startswith("<!DOCTYPE html>")
     command = json.loads((place / "runs/results.json").read_text())["command"]
     assert command == f"layerdescent compare {place / 'tiny.yaml'} --folder {place / 'runs'} --quiet"
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("cp1252", "视.mp4"), ("utf-8", os.fsdecode(b"\xe4.mp4"))])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_terminal_that_lacks_a_character_still_gets_its_line(
+    monkeypatch: pytest.MonkeyPatch, stream: str, encoding: str, name: str
+) -> None:
+    shown = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, stream, shown)
+    arguments = ["report", name] if stream == "stderr" else ["recipes"]
+    monkeypatch.setattr("layerdescent.recipes.list_recipes", lambda: ["demo"])
+    monkeypatch.setattr("layerdescent.recipes.load_recipe", lambda _: SimpleNamespace(name=name, title="", needs=[]))
+    with pytest.raises(SystemExit):
+        app(arguments)
+    shown.flush()
+    said = shown.buffer.getvalue().decode(encoding)
+    assert name.encode("ascii", "backslashreplace").decode() in said
 
 
 def test_train_one_arm(place: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """The command line. Every command is a thin caller of the library; heavy imports happen inside the commands."""
 
 import errno
+import io
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +33,9 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        for stream in (sys.stdout, sys.stderr):  # which may lack a character of ours, or of a file's name
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         if ctx.params.get("debug"):
             return super().invoke(ctx)
         try:
