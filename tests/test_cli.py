@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 from typer.testing import CliRunner, Result
 
 from layerdescent.cli import app
+from layerdescent.models import DustConfig, DustForDenoising
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -74,6 +75,40 @@ def test_a_terminal_that_lacks_a_character_still_gets_its_line(
     shown.flush()
     said = shown.buffer.getvalue().decode(encoding)
     assert name.encode("ascii", "backslashreplace").decode() in said
+
+
+VIDEO = """
+name: tiny-video
+model: {architecture: dust, config: {hidden_size: 16, num_hidden_layers: 2}}
+data: {kind: video, source: synthetic, synthetic: {clips: 6, frames: 8, height: 16, width: 16, cameras: 2}, frames: 4,
+       patch: 4, windows: {train: 16, validation: 16, test: 40}}
+train: {input_gamma: 0.2}
+arms: {erm: {objective: erm}}
+seeds: [0]
+"""
+
+
+def test_profile_and_sweep_read_recipes_of_video(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "video.yaml").write_text(VIDEO)
+    data = ("--data", f"recipe:{tmp_path / 'video.yaml'}", "--quiet")
+    torch.manual_seed(0)
+    for name in ("a", "b"):
+        config = DustConfig(num_pixels=16, num_frames=4, hidden_size=16, num_hidden_layers=2)
+        DustForDenoising(config).save_pretrained(tmp_path / name)
+    result = run("profile", tmp_path / "a", *data, "--out", tmp_path / "profile.json")
+    assert result.exit_code == 0, result.output
+    losses = json.loads((tmp_path / "profile.json").read_text())["layer_losses"]
+    assert losses[0] == pytest.approx(0.2**2, rel=0.1)  # Phi_0 is the input under the noise of training
+    noise = ("--noise", "poisson", "--noise", "salt-and-pepper", "--gamma", 0.5, "--share", 0.1)
+    result = run("sweep", tmp_path / "a", tmp_path / "b", *data, *noise, "--out", tmp_path / "sweep.json")
+    assert result.exit_code == 0, result.output
+    swept = json.loads((tmp_path / "sweep.json").read_text())
+    first = swept["runs"][0]["noise"][0] if "noise" in swept["runs"][0] else swept["runs"][0]
+    assert first["gamma"] == 0.2
+    assert first["value"] ** 2 == pytest.approx(losses[-1], rel=1e-5)
+    text = model(place, "erm")
+    assert_refused(run("profile", text, *data), 2, "is no denoiser of video")
+    assert_refused(run("profile", tmp_path / "a", "--data", "recipe:demo"), 2, "is a denoiser of video", "recipe:NAME")
 
 
 def test_train_one_arm(place: Path, tmp_path: Path) -> None:

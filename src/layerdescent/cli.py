@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -286,13 +286,16 @@ def profile(
     constraints = DescentConstraints(
         num_layers=Readout.for_model(loaded).num_layers, alpha=alpha, first_layer=first_layer
     )
-    rows, validation, tokenizer = _rows(
+    measured_on = _rows(
         [model, *([against] if against else [])], data, split, validation_split, columns, max_length, limit
     )
+    rows = measured_on.rows
     settings: dict[str, Any] = {
-        "processing_class": tokenizer,
+        "processing_class": measured_on.tokenizer,
         "constraints": constraints,
-        "validation": validation,
+        "validation": measured_on.validation,
+        "perturbation": measured_on.base,
+        "groups": measured_on.groups,
         "batch_size": batch_size,
         "progress": not quiet,
     }
@@ -314,9 +317,15 @@ def sweep(
     ctx: typer.Context,
     models: Annotated[list[str], typer.Argument(help="Checkpoints; the first one is the baseline of the differences.")],
     data: DataSource,
-    noise: Annotated[list[str] | None, typer.Option(help="gaussian, uniform or discrete; repeatable.")] = None,
-    gamma: Annotated[list[float] | None, typer.Option(help="Level of gaussian and uniform noise; repeatable.")] = None,
-    share: Annotated[list[float] | None, typer.Option(help="Share of tokens that discrete noise replaces.")] = None,
+    noise: Annotated[
+        list[str] | None,
+        typer.Option(help="gaussian, uniform; discrete for text, poisson, salt-and-pepper for video; repeatable."),
+    ] = None,
+    gamma: Annotated[list[float] | None, typer.Option(help="Level of noise that has no shares; repeatable.")] = None,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(help="Share of tokens or pixels that discrete or salt-and-pepper noise replaces; repeatable."),
+    ] = None,
     noise_seed: Annotated[
         list[int] | None, typer.Option(help="Seed of the noise; repeatable, values are averaged.")
     ] = None,
@@ -338,6 +347,7 @@ def sweep(
     """Robustness of any checkpoints: the same noise for all, differences in pairs."""
     from layerdescent.evaluation import robustness_sweep
     from layerdescent.files import write_json
+    from layerdescent.noise_kinds import SHARE_KINDS
     from layerdescent.tables import sweep_table
 
     _calm()
@@ -346,24 +356,28 @@ def sweep(
         "text_pair_column": text_pair_column,
         "label_column": label_column,
     }
-    rows, validation, tokenizer = _rows(models, data, split, validation_split, columns, max_length, limit)
+    measured_on = _rows(models, data, split, validation_split, columns, max_length, limit)
     names = [str(model) for model in models]
     if len(set(names)) < len(names):
         raise InputError(f"the models are {', '.join(names)}: name each checkpoint once")
     levels: dict[str, Any] = {"gammas": gamma, "shares": share, "noise_seeds": noise_seed}
     kinds = noise or ["gaussian"]
-    if share and "discrete" not in kinds:
-        raise InputError(f"--share is given, and the noise is {', '.join(kinds)}: shares are of --noise discrete")
-    if gamma and set(kinds) == {"discrete"}:
-        raise InputError("--gamma is given, and the noise is discrete: its levels are given by --share")
+    if share and not set(SHARE_KINDS) & set(kinds):
+        raise InputError(
+            f"--share is given, and the noise is {', '.join(kinds)}: shares are of --noise {' or '.join(SHARE_KINDS)}"
+        )
+    if gamma and set(kinds) <= set(SHARE_KINDS):
+        raise InputError(f"--gamma is given, and the noise is {', '.join(kinds)}: its levels are given by --share")
     result = robustness_sweep(
         dict(zip(names, models, strict=True)),
-        rows,
+        measured_on.rows,
         kinds=kinds,
         **{name: values for name, values in levels.items() if values},
         special_tokens=special_tokens,
-        processing_class=tokenizer,
-        validation=validation,
+        processing_class=measured_on.tokenizer,
+        validation=measured_on.validation,
+        base=measured_on.base,
+        groups=measured_on.groups,
         baseline=names[0],
         batch_size=batch_size,
         bf16=bf16,
@@ -484,6 +498,16 @@ def recipes(
         typer.echo(f"{recipe.name:<{width}}  {recipe.title}{needs}")
 
 
+class _MeasuredOn(NamedTuple):
+    """Rows, those to calibrate on, the tokenizer; of video the noise of training and the independent units instead."""
+
+    rows: Any
+    validation: Any
+    tokenizer: Any
+    base: Any = None
+    groups: Any = None
+
+
 def _rows(
     models: list[str],
     data: str,
@@ -492,24 +516,39 @@ def _rows(
     columns: dict[str, Any],
     max_length: int,
     limit: int,
-) -> tuple[Any, Any, Any]:
-    """The rows to evaluate on, those to calibrate on (or None), and the first model's tokenizer, which made them."""
+) -> _MeasuredOn:
+    """What the command line names, tokenised with the first model's tokenizer, or cut into windows of video."""
     from datasets import ClassLabel
 
     from layerdescent.data import load_text, prepare, renumbered, tokenise
-    from layerdescent.evaluation.batches import stored_tokenizer
-    from layerdescent.recipes import load_recipe
+    from layerdescent.evaluation.batches import load_config, stored_tokenizer
+    from layerdescent.recipes import VideoRecipe, load_recipe
+    from layerdescent.tasks import task_of
 
+    recipe = load_recipe(data.removeprefix("recipe:")) if data.startswith("recipe:") else None
+    if recipe is not None and split not in ("validation", "test"):
+        raise InputError(f"--split is {split!r}: of a recipe's data, evaluate on test or validation")
+    of_video = isinstance(recipe, VideoRecipe)
+    for model in models:
+        if hasattr(load_config(model), "num_pixels") != of_video:
+            kind, given = ("no", "video") if of_video else ("a", "none")
+            raise InputError(
+                f"{model} is {kind} denoiser of video, and --data {data} is {given}: give the recipe that the model "
+                "was trained by, as recipe:NAME"
+            )
+    if recipe is not None and of_video:
+        task = task_of(recipe)
+        windows, _ = task.prepare(progress=False)
+        part = getattr(windows, split)
+        return _MeasuredOn(part, windows.validation, None, task.base, task.units(part))
     classes = _classes(models)
     tokenizer = stored_tokenizer(models[0])
-    if data.startswith("recipe:"):
-        prepared = prepare(load_recipe(data.removeprefix("recipe:")).data, tokenizer)
-        if split not in ("validation", "test"):
-            raise InputError(f"--split is {split!r}: of a recipe's data, evaluate on test or validation")
+    if recipe is not None:
+        prepared = prepare(recipe.data, tokenizer)
         test, validation = (
             renumbered(part, prepared.label_names, classes) for part in (getattr(prepared, split), prepared.validation)
         )
-        return test, validation, tokenizer
+        return _MeasuredOn(test, validation, tokenizer)
     parts: list[Any] = []
     for part in filter(None, (split, validation_split)):
         rows = load_text(data, part, **columns)
@@ -517,7 +556,7 @@ def _rows(
         names = kind.names if isinstance(kind, ClassLabel) else None
         tokenised = tokenise(rows, tokenizer, min(max_length, tokenizer.model_max_length), limit)
         parts.append(renumbered(tokenised, names, classes))
-    return parts[0], parts[1] if validation_split else None, tokenizer
+    return _MeasuredOn(parts[0], parts[1] if validation_split else None, tokenizer)
 
 
 def _classes(models: list[str]) -> list[str]:
