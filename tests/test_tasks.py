@@ -18,6 +18,7 @@ from layerdescent.recipes.video import WholeFramesSpec
 from layerdescent.report import write_report
 from layerdescent.tables import comparison_table
 from layerdescent.tasks import task_of
+from tests.data.video.films import film, write_images
 
 TINY = """
 name: tiny-video
@@ -100,6 +101,31 @@ def test_a_width_that_fits_no_network_is_told_before_anything_trains(recipe: Rec
     with pytest.raises(InputError, match="hidden_size=13"):
         compare_recipe(wrong, tmp_path, progress=False)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "changed", ["data.synthetic.clips=4", "data.windows.test=1", "data.source={path}", "evaluation.noise_rows=1"]
+)
+def test_one_unit_is_too_little_to_measure_and_told_before_anything_trains(tmp_path: Path, changed: str) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    overrides = [changed.format(path=tmp_path / "clip")]
+    if "source" in changed:
+        write_images(tmp_path / "clip", film(60, 16, 16))
+        overrides.append("data.synthetic=null")
+    recipe = load_recipe(tmp_path / "tiny.yaml", overrides)
+    with pytest.raises(InputError, match="come from one clip, and intervals need two clips or more"):
+        compare_recipe(recipe, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out/runs").exists()
+
+
+def test_a_network_without_weights_to_train_is_told_before_anything_trains(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    ista = "model={architecture: ista, config: {hidden_size: 24, num_hidden_layers: 2}}"
+    recipe = load_recipe(tmp_path / "tiny.yaml", [ista])
+    with pytest.raises(InputError, match=r"nothing to train: set model\.config\.learned=true"):
+        compare_recipe(recipe, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+    assert task_of(load_recipe(tmp_path / "tiny.yaml", [ista, "model.config.learned=true"])).num_layers() == 2
 
 
 def test_clips_are_the_units(recipe: Recipe, compared: tuple[dict[str, Any], Path]) -> None:

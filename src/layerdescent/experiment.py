@@ -91,7 +91,8 @@ def compare_recipe(
         The results, as stored in `FOLDER/results.json`.
 
     Raises:
-        InputError: see `train_recipe`; or only trained runs were asked for and there is none of the baseline's.
+        InputError: see `train_recipe`; the test part has fewer than two independent units; or only trained runs were
+            asked for and there is none of the baseline's.
     """
     names = dict.fromkeys([recipe.baseline, *(_known_arm(recipe, arm) for arm in arms or recipe.arms)])
     runs = [Run(recipe, arm, seed, folder) for seed in dict.fromkeys(seeds or recipe.seeds) for arm in names]
@@ -108,6 +109,7 @@ def compare_recipe(
         prepare_shift(name, shift, recipe.data, cast("PreparedText", data), tokenizer, progress=progress)
         for name, shift in recipe.evaluation.shift.items()
     ]
+    _check_units(recipe, data)
     frames = task_of(recipe).whole_frames(data)
     for run in [*runs, *extra]:
         say(f"training {run.name}" if not run.record.is_file() else f"{run.name} is trained already")
@@ -208,6 +210,26 @@ def load_data(recipe: Recipe, folder: Path, progress: bool, parts: Sequence[str]
     if earlier | found != earlier:
         write_json(stored, earlier | found)
     return data, tokenizer
+
+
+def _check_units(recipe: Recipe, data: Prepared) -> None:
+    """Too little to measure on is told before anything trains: intervals need two independent units."""
+    task = task_of(recipe)
+    units, noisy = task.units(data.test), task.sweep_options(data)["noisy_units"]
+    independent = np.arange(len(data.test)) if units is None else units
+    measured = [independent, *([independent[noisy]] if noisy is not None and recipe.evaluation.noise else [])]
+    if min(len(np.unique(part)) for part in measured) > 1:
+        return
+    if units is None:
+        raise InputError(
+            "one test row is measured, and intervals need two or more: give more test rows, or more to "
+            "evaluation.noise_rows"
+        )
+    raise InputError(
+        "all test windows that are measured come from one clip, and intervals need two clips or more: give more clips "
+        "(data.clips names those that test), or more windows (data.windows.test, evaluation.noise_rows); "
+        "`layerdescent train` does with one"
+    )
 
 
 class _Stages:

@@ -219,7 +219,13 @@ class VideoTask:
 
     def num_layers(self) -> int:
         """As the recipe or the network's own default says; sizes that fit no network are told here."""
-        layers: int = AutoModel.from_config(self._config()).config.num_hidden_layers
+        model = AutoModel.from_config(self._config())
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise InputError(
+                f"a {self.recipe.model.architecture} of this configuration has nothing to train: set "
+                "model.config.learned=true"
+            )
+        layers: int = model.config.num_hidden_layers
         return layers
 
     def prepare(self, *, progress: bool) -> tuple[PreparedVideo, None]:
