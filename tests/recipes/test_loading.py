@@ -191,6 +191,16 @@ def test_a_recipe_may_extend_another(tmp_path: Path) -> None:
         load_recipe(tmp_path / "c.yaml")
 
 
+def test_what_is_extended_lies_beside_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("extends: demo-video\nname: base\nseeds: [7]\n")
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml\nname: mine\n")
+    assert (load_recipe(tmp_path / "mine.yaml").name, load_recipe(tmp_path / "mine.yaml").seeds) == ("mine", [7])
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "own.yaml").write_text("extends: sub/../own.yaml\n")
+    with pytest.raises(InputError, match="no circle of them"):
+        load_recipe(tmp_path / "own.yaml")
+
+
 def test_recipes_are_light() -> None:
     heavy = "('torch', 'transformers', 'datasets', 'numpy')"
     code = f"import layerdescent.recipes, sys; print([name for name in {heavy} if name in sys.modules])"

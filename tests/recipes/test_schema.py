@@ -146,6 +146,13 @@ def test_a_search_tries_all_combinations_the_last_field_fastest() -> None:
     assert load_recipe("demo").search is None
 
 
+def test_the_noise_that_trials_are_measured_under_is_not_searched() -> None:
+    search = "search={arms: {erm: {input_gamma: [0.1, 0.2]}, descent: {alpha: [0.1, 0.2]}}}"
+    with pytest.raises(InputError, match="input_gamma is the noise that trials are measured under"):
+        load_recipe("demo-video", [search])
+    load_recipe("demo-video", [search.replace("input_gamma", "weight_decay")])
+
+
 def test_a_searched_value_may_be_a_list_or_null() -> None:
     recipe = load_recipe("demo", ["search={arms: {erm: {layer_weights: [null, [0, 1]]}}}"])
     assert recipe.search is not None

@@ -24,7 +24,8 @@ def list_recipes() -> list[str]:
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by name or from a YAML file, with some values replaced.
 
-    A recipe with `extends: NAME` is what that one is, with its own fields over it, mapping by mapping.
+    A recipe with `extends: NAME` is what that one is, with its own fields over it, mapping by mapping. A path there
+    starts at the recipe's own folder, or where the program runs.
 
     Args:
         name_or_path: the name of a recipe that comes with the package, or the path of a YAML file.
@@ -68,6 +69,9 @@ def _content(name_or_path: str | Path, extending: Sequence[str] = ()) -> tuple[d
     base = content.pop("extends", None)
     if base is None:
         return content, where
+    if isinstance(base, str) and base not in _shipped():
+        beside = (Path(name_or_path).expanduser().parent / base).resolve()
+        base = str(beside) if beside.is_file() else base
     if not isinstance(base, str) or base in extending:
         raise InputError(f"{where}: extends is {base!r}: name another recipe, and no circle of them")
     return _merged(_content(base, [*extending, base])[0], content), where

@@ -248,6 +248,10 @@ class VideoRecipe(Recipe):
         gammas = {json.dumps(self.arm_settings(arm).get("input_gamma", 0)) for arm in self.arms}
         if len(gammas) > 1 or gammas == {"0"}:
             raise ValueError("a denoiser needs noise: give train.input_gamma above 0, the same for all arms")
+        if any("input_gamma" in fields for fields in (self.search.arms.values() if self.search else ())):
+            raise ValueError(
+                "search.arms: input_gamma is the noise that trials are measured under, so the least would win"
+            )
         if self.evaluation.shift:
             raise ValueError("evaluation.shift is for text; measure other clips with a recipe of their own")
         return self
