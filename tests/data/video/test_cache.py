@@ -2,6 +2,7 @@ import errno
 import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,13 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["视" * 80, "a" * 240, "视 频/Ü:1"])
+def test_any_name_that_a_clip_can_have_is_kept(tmp_path: Path, source: ClipSource, frames: Frames, name: str) -> None:
+    cache = ClipCache(tmp_path / "cache")
+    np.testing.assert_array_equal(cache.clip(replace(source, name=name)).pixels, frames)
+    assert cache.has(replace(source, name=name))
 
 
 def test_a_clip_is_decoded_once_and_mapped_afterwards(

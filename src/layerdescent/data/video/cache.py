@@ -90,7 +90,7 @@ class ClipCache:
         except OSError as error:
             raise InputError(f"{error.filename} cannot be read ({error.strerror}); check its permissions") from None
         key = json.dumps([_VERSION, str(source.path.resolve()), facts, asdict(self.options)])
-        name = re.sub(r"[^\w.-]+", "-", source.name)[:80]
+        name = re.sub(r"[^\w.-]+", "-", source.name, flags=re.ASCII)[:80]  # of letters that take one byte each
         return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.npy"
 
     def _cached(self, source: ClipSource, path: Path) -> Clip | None:
