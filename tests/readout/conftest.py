@@ -52,6 +52,15 @@ MODERNBERT = TEXT | {
     "eos_token_id": 3,
     "sep_token_id": 3,
 }
+DECODER = TEXT | {"num_key_value_heads": 1, "head_dim": 8, "bos_token_id": 2, "eos_token_id": 3, "sliding_window": 5}
+GEMMA2 = DECODER | {"query_pre_attn_scalar": 8, "final_logit_softcapping": 2.0, "attention_dropout": 0.1}
+GEMMA3 = DECODER | {
+    "query_pre_attn_scalar": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+GPT2 = TEXT | {"n_inner": 24, "bos_token_id": 2, "eos_token_id": 3}
+OPT = TEXT | {"ffn_dim": 24, "word_embed_proj_dim": 16, "bos_token_id": 2, "eos_token_id": 3}
+OPT_PROJECTED = OPT | {"word_embed_proj_dim": 8}
 ALBERT = TEXT | {"embedding_size": 8, "classifier_dropout_prob": 0.1, "hidden_dropout_prob": 0.1}
 
 
@@ -64,6 +73,7 @@ class Family:
     layers: str
     image: bool = False
     clip: bool = False
+    decoder: bool = False
     cut_model: Callable[[Any, int], Any] | None = None
     cuts: Sequence[int] = field(default=range(4))
 
@@ -89,11 +99,26 @@ class Family:
             mask[row, length:] = 0
         return {"input_ids": ids.where(mask == 1, 1), "attention_mask": mask}
 
+    @property
+    def language_model(self) -> bool:
+        return self.decoder and "Classification" not in self.architecture
+
+    @property
+    def drops_in_head(self) -> bool:
+        return not (self.image or self.clip or self.decoder)
+
     def labels(self) -> Tensor:
         """Labels for a batch of four, other than 0 anywhere but in one class."""
-        if not self.clip:
+        generator = torch.Generator().manual_seed(0)
+        if self.clip:
+            return torch.rand(4, 5, 16, generator=generator)
+        if not self.language_model:
             return torch.tensor([0, 1, 2, 1])
-        return torch.rand(4, 5, 16, generator=torch.Generator().manual_seed(0))
+        labels = torch.randint(4, 32, (4, 7), generator=generator)
+        # Every sample starts with a prompt: behind padding on the left, the padding would predict a first label.
+        for row, (prompt, length) in enumerate([(3, 7), (1, 4), (2, 5), (1, 3)]):
+            labels[row, :prompt] = labels[row, length:] = -100
+        return labels
 
     def cut(self, model: Any, layer: int) -> Any:
         """A copy of the model that ends after `layer` layers: what reading that layer must equal."""
@@ -138,6 +163,16 @@ def _denoiser(architecture: str, **settings: Any) -> Family:
 def _mean_pooled(model_type: str, settings: dict[str, Any], layers: str, **more: Any) -> Family:
     backbone = settings | {"model_type": model_type}
     return Family("MeanPooledForSequenceClassification", {"backbone_config": backbone}, layers, **more)
+
+
+def _decoders(name: str, prefix: str, settings: dict[str, Any], layers: str, **heads: str) -> dict[str, Family]:
+    """The language model and the classifier of a family."""
+    language_model = heads.get("language_model", f"{prefix}ForCausalLM")
+    classifier = heads.get("classifier", f"{prefix}ForSequenceClassification")
+    return {
+        name: Family(language_model, settings, layers, decoder=True),
+        f"{name}-classifier": Family(classifier, settings, layers, decoder=True),
+    }
 
 
 DISTILBERT = {
@@ -193,6 +228,24 @@ FAMILIES = {
     "vit": Family("ViTForImageClassification", IMAGE, "vit.layers", image=True),
     "deit": Family("DeiTForImageClassification", IMAGE, "deit.layers", image=True),
     "dinov2": Family("Dinov2ForImageClassification", IMAGE | {"mlp_ratio": 2}, "dinov2.encoder.layer", image=True),
+    **_decoders("llama", "Llama", DECODER | {"attention_dropout": 0.1}, "model.layers"),
+    "llama-tied": Family("LlamaForCausalLM", DECODER | {"tie_word_embeddings": True}, "model.layers", decoder=True),
+    **_decoders("mistral", "Mistral", DECODER, "model.layers"),
+    **_decoders("qwen2", "Qwen2", DECODER, "model.layers"),
+    **_decoders("qwen3", "Qwen3", DECODER, "model.layers"),
+    **_decoders("gemma2", "Gemma2", GEMMA2, "model.layers"),
+    **_decoders("gemma3", "Gemma3", GEMMA3, "model.layers", classifier="Gemma3TextForSequenceClassification"),
+    "gemma3-capped": Family(
+        "Gemma3ForCausalLM", GEMMA3 | {"final_logit_softcapping": 2.0}, "model.layers", decoder=True
+    ),
+    **_decoders("phi3", "Phi3", DECODER | {"resid_pdrop": 0.1}, "model.layers"),
+    **_decoders("gpt2", "GPT2", GPT2, "transformer.h", language_model="GPT2LMHeadModel"),
+    **_decoders("gpt-neox", "GPTNeoX", DECODER | {"hidden_dropout": 0.1}, "gpt_neox.layers"),
+    **_decoders("opt", "OPT", OPT, "model.decoder.layers"),
+    **_decoders("opt-projected", "OPT", OPT_PROJECTED, "model.decoder.layers"),
+    "opt-norm-after": Family(
+        "OPTForCausalLM", OPT_PROJECTED | {"do_layer_norm_before": False}, "model.decoder.layers", decoder=True
+    ),
     "dust": _denoiser("DustForDenoising", num_attention_heads=2),
     "dust-joint": _denoiser("DustForDenoising", free=False, joint=True),
     "lista": _denoiser("IstaForDenoising", learned=True),
@@ -212,7 +265,22 @@ def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
 
 
-@pytest.fixture(params=[name for name, family in FAMILIES.items() if not family.clip])
+@pytest.fixture(params=[name for name, family in FAMILIES.items() if family.decoder])
+def decoder(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=[name for name, family in FAMILIES.items() if family.language_model])
+def language_model(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=[name for name, family in FAMILIES.items() if family.decoder and not family.language_model])
+def decoder_classifier(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=[name for name, family in FAMILIES.items() if not (family.clip or family.language_model)])
 def classifier(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
 

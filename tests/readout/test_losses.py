@@ -10,7 +10,7 @@ from torch import nn
 from transformers import BertConfig
 
 from layerdescent.errors import InputError
-from layerdescent.readout import Readout, head_losses, mean_loss, problem_type
+from layerdescent.readout import Readout, head_counts, head_losses, mean_loss, problem_type
 
 
 def head(**settings: Any) -> Any:
@@ -32,7 +32,7 @@ def test_every_leading_axis_is_a_model_of_its_own(layers: int, B: int, K: int, d
         config = head(num_labels=K, problem_type=kind)
         losses = head_losses(config, logits, labels)
         assert losses.shape == (2, layers, B)
-        means = mean_loss(config, losses, labels)
+        means = mean_loss(losses, head_counts(config, labels))
         for i in range(2):
             for layer in range(layers):
                 torch.testing.assert_close(means[i, layer], own(logits[i, layer], labels))
@@ -51,8 +51,8 @@ def test_ignored_classes_cost_nothing_and_leave_the_mean() -> None:
     labels = torch.tensor([0, -100])
     losses = head_losses(config, torch.tensor([[0.0, 1.0], [5.0, 0.0]]), labels)
     assert losses[1] == 0
-    assert mean_loss(config, losses, labels) == losses[0]
-    assert mean_loss(config, torch.zeros(3, 2), torch.tensor([-100, -100])).isnan().all()
+    assert mean_loss(losses, head_counts(config, labels)) == losses[0]
+    assert mean_loss(torch.zeros(3, 2), head_counts(config, torch.tensor([-100, -100]))).isnan().all()
 
 
 def test_a_class_number_out_of_range_is_an_error() -> None:

@@ -1,6 +1,5 @@
-"""The mixin on TRL's SFTTrainer: another loss, another trainer, a causal language model with a readout of its own."""
+"""The mixin on TRL's SFTTrainer: another loss, another trainer, a causal language model."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,49 +8,14 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]  # exported lazily
 
-from layerdescent.readout import READOUTS, ReadoutSpec, register_readout
 from layerdescent.training import DescentArguments, DescentMixin
 from tests.training.tiny import QUIET, same, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-
-NAME = "LlamaForCausalLM"
-
-
-def token_losses(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
-    """(..., B, T, V) and (B, T) -> (..., N): the N tokens of the batch that are predicted, each from the one before."""
-    targets = labels[:, 1:]
-    scored = targets != -100
-    predictions = logits[..., :-1, :][..., scored, :].float()
-    flat = predictions.flatten(0, -2)
-    expanded = targets[scored].expand(predictions.shape[:-1]).flatten()
-    return functional.cross_entropy(flat, expanded, reduction="none").view(predictions.shape[:-1])
-
-
-@pytest.fixture(autouse=True)
-def causal_readout() -> Iterator[None]:
-    """Final norm and head for every layer but the last, which Llama has already normed."""
-    kept = READOUTS.get(NAME)
-    READOUTS.pop(NAME, None)
-    register_readout(
-        NAME,
-        ReadoutSpec(
-            num_layers=lambda model: len(model.model.layers),
-            rows=lambda model, hidden, batch: model.model.norm(hidden),
-            last_rows=lambda model, hidden, batch: hidden,
-            head=lambda model, rows: model.lm_head(rows),
-            losses=token_losses,
-        ),
-    )
-    yield
-    del READOUTS[NAME]
-    if kept is not None:
-        READOUTS[NAME] = kept
 
 
 class DescentSFTTrainer(DescentMixin, SFTTrainer):  # type: ignore[misc]  # TRL leaves a class attribute untyped

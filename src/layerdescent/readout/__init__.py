@@ -3,17 +3,31 @@
 `Readout` reads a model, `ReadoutSpec` says how one architecture is read, `register_readout` adds it to `READOUTS`.
 """
 
-from layerdescent.readout.losses import ProblemType, head_losses, mean_loss, problem_type
+from layerdescent.readout.losses import (
+    ProblemType,
+    head_counts,
+    head_losses,
+    mean_loss,
+    next_token_counts,
+    next_token_labels,
+    next_token_losses,
+    problem_type,
+)
 from layerdescent.readout.readout import Readout
-from layerdescent.readout.table import READOUTS, ReadoutSpec, readout_spec, register_readout
+from layerdescent.readout.spec import ReadoutSpec
+from layerdescent.readout.table import READOUTS, readout_spec, register_readout
 
 __all__ = [
     "READOUTS",
     "ProblemType",
     "Readout",
     "ReadoutSpec",
+    "head_counts",
     "head_losses",
     "mean_loss",
+    "next_token_counts",
+    "next_token_labels",
+    "next_token_losses",
     "problem_type",
     "readout_spec",
     "register_readout",

@@ -17,6 +17,9 @@ ProblemType = Literal["regression", "single_label_classification", "multi_label_
 Losses = Callable[[Any, Tensor, Tensor], Tensor]
 """(config, logits (..., B, K), labels (B,) or (B, K)) -> losses (..., B); (T, m) instead of K for a denoiser."""
 
+Counts = Callable[[Any, Tensor], Tensor]
+"""(config, labels) -> (B,), whole numbers: how much each sample's loss counts in the mean over a batch."""
+
 IGNORED = -100
 
 
@@ -148,13 +151,102 @@ def reconstruction_losses(config: Any, logits: Tensor, labels: Tensor) -> Tensor
     return (logits - labels.to(logits)).square().mean((-2, -1))
 
 
-def mean_loss(config: Any, losses: Tensor, labels: Tensor) -> Tensor:
-    """Average per-sample losses over the samples that count, as the model's own loss does.
+def next_token_labels(labels: Tensor) -> Tensor:
+    """Shift labels to the positions that predict them, as causal language models do.
+
+        shifted[t] = labels[t + 1],   and -100 at the last position, which predicts nothing
+
+    Args:
+        labels: (..., S), token numbers; -100 where no loss is wanted.
+
+    Returns:
+        (..., S).
+
+    Example:
+        >>> next_token_labels(torch.tensor([[-100, 7, 8]]))
+        tensor([[   7,    8, -100]])
+    """
+    return functional.pad(labels[..., 1:], (0, 1), value=IGNORED)
+
+
+def next_token_losses(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute the per-sample loss of a causal language model: the mean over the sample's counted tokens, in nats.
+
+        F = mean over t, labels[t + 1] != -100, of  - log softmax(logits[t])[labels[t + 1]]
+
+    The model's own loss is the mean over the tokens of a whole batch. It is the mean of these losses when each counts
+    as many times as its sample has such tokens: see `next_token_counts` and `mean_loss`.
+
+    Args:
+        config: not used: a language model has no other loss.
+        logits: (..., B, S, V), any leading axes, for example one of layers.
+        labels: (B, S), token numbers, not shifted; -100 where no loss is wanted.
+
+    Returns:
+        (..., B), fp32 (fp64 for fp64 logits); 0 for a sample without a token that counts.
+
+    Source: the head's own loss [C].
+
+    Example:
+        >>> next_token_losses(None, torch.zeros(1, 3, 2), torch.tensor([[0, 1, -100]]))
+        tensor([0.6931])
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = _cross_entropy(logits.flatten(-3, -2), next_token_labels(labels).to(logits.device))
+    counts = next_token_counts(config, labels).to(logits.device)
+    return losses.unflatten(-1, labels.shape).sum(-1) / counts.clamp(min=1)
+
+
+def head_counts(config: Any, labels: Tensor) -> Tensor:
+    """Tell which samples count in a classifier's loss: all, or where labels are class numbers, those not negative.
 
     Args:
         config: a transformers config, read for `num_labels`.
+        labels: (B,), (B, 1) or (B, ...).
+
+    Returns:
+        (B,) of zeros and ones.
+
+    Source: torch's own mean of a cross entropy [C].
+
+    Example:
+        >>> from transformers import BertConfig
+        >>> head_counts(BertConfig(num_labels=2), torch.tensor([0, -100, 1]))
+        tensor([1, 0, 1])
+    """
+    if config.num_labels > 1 and labels.numel() == len(labels):
+        return (labels.flatten() >= 0).long()
+    return torch.ones(len(labels), dtype=torch.long, device=labels.device)
+
+
+def next_token_counts(config: Any, labels: Tensor) -> Tensor:
+    """Count the tokens of each sample that a causal language model is asked to predict.
+
+    Args:
+        config: not used.
+        labels: (B, S), not shifted: nothing predicts the first position. Behind padding on the left the padding would
+            predict a sample's first token, in the model's own loss too: give that token -100, as a prompt has.
+
+    Returns:
+        (B,)
+
+    Source: the head's own loss [C].
+
+    Example:
+        >>> next_token_counts(None, torch.tensor([[5, 6, 7], [5, 6, -100]]))
+        tensor([2, 1])
+    """
+    return (labels[..., 1:] != IGNORED).sum(-1)
+
+
+def mean_loss(losses: Tensor, counts: Tensor) -> Tensor:
+    """Average per-sample losses as the model's own loss does.
+
+        F = sum_b counts_b losses_b / sum_b counts_b
+
+    Args:
         losses: (..., B).
-        labels: the batch's labels; where they are class numbers, negative ones mark samples to leave out.
+        counts: (B,), how much each sample counts, for example its number of tokens.
 
     Returns:
         (...), NaN when no sample counts.
@@ -162,14 +254,11 @@ def mean_loss(config: Any, losses: Tensor, labels: Tensor) -> Tensor:
     Source: torch's own mean of a cross entropy [C].
 
     Example:
-        >>> from transformers import BertConfig
-        >>> mean_loss(BertConfig(num_labels=2), torch.tensor([1.0, 0.0, 3.0]), torch.tensor([0, -100, 1]))
-        tensor(2.)
+        >>> mean_loss(torch.tensor([1.0, 0.0, 3.0]), torch.tensor([1, 0, 3]))
+        tensor(2.5000)
     """
-    classes = config.num_labels > 1 and labels.numel() == losses.shape[-1]
-    if not classes:
-        return losses.mean(-1)
-    return losses.sum(-1) / (labels >= 0).sum().to(losses.device)
+    counts = counts.to(losses.device)
+    return (losses * counts).sum(-1) / counts.sum()
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

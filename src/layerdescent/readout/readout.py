@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from layerdescent.errors import InputError
 from layerdescent.readout.losses import mean_loss
-from layerdescent.readout.table import Model, ReadoutSpec, readout_spec
+from layerdescent.readout.spec import Model, ReadoutSpec
+from layerdescent.readout.table import readout_spec
 
 
 class Readout:
-    """Read every layer of a classifier by the classifier's own head.
+    """Read every layer of a model by the model's own head.
 
     In plain code, for one layer of a BERT:
 
@@ -22,8 +23,14 @@ class Readout:
         logits = model.classifier(model.dropout(pooled))
         F_l = cross_entropy(logits, labels)
 
-    All layers are read in one call of the head, on the rows it needs only (for most families the first token's), so
-    readouts cost next to nothing. Nothing is added to the model and nothing in it changes.
+    and of a Llama, whose last hidden state is normed already (labels[t + 1] is what position t predicts):
+
+        logits = model.lm_head(model.model.norm(hidden_states[l]))
+        F_l = cross_entropy(logits[:, :-1], labels[:, 1:])
+
+    All layers are read in one call of the head, on the rows it needs only. A classifier needs one token's or one mean,
+    so its readouts cost next to nothing; a language model needs every token's, and a large vocabulary makes the head
+    the cost. Nothing is added to the model and nothing in it changes.
 
     A head that reads only the first token (text or image) sees the same vector for every input at layer 0, where no
     positions have mixed yet: F_0 is then the loss of a constant predictor.
@@ -57,7 +64,7 @@ class Readout:
         """Find the readout of a model in the table of architectures.
 
         Args:
-            model: a transformers classifier, bare or wrapped by PEFT, accelerate, DDP or torch.compile.
+            model: a transformers model, bare or wrapped by PEFT, accelerate, DDP or torch.compile.
 
         Returns:
             Its readout, which shares the model's modules.
@@ -97,11 +104,13 @@ class Readout:
 
         Args:
             hidden_states: the L + 1 hidden states of a forward, each (B, S, d).
-            batch: what went into the model; needed by heads that average over positions (attention_mask).
+            batch: what went into the model; needed by heads that average over positions (attention_mask) or read the
+                last token (input_ids).
             layers: which layers, rising, from 0 to L; all by default.
 
         Returns:
-            (n, B, d'), one slice for each layer asked for.
+            (n, B, d'), or (n, B, S, d') for a language model, one slice for each layer asked for, in the model's own
+            precision unless autocast decides.
 
         Raises:
             InputError: a layer that isn't there, or another number of hidden states than L + 1.
@@ -112,10 +121,12 @@ class Readout:
                 f"{type(self.model).__name__} of {L} layers returned {len(hidden_states)} hidden states, not {L + 1}: "
                 "check num_layers of its registered readout"
             )
-        last_rows = self.spec.last_rows or self.spec.rows
-        return torch.stack(
-            [(last_rows if layer == L else self.spec.rows)(self.model, hidden_states[layer], batch) for layer in layers]
-        )
+        states = [hidden_states[layer] for layer in layers]
+        if not torch.is_autocast_enabled(states[0].device.type):
+            # A forward under autocast hands out bf16 states of an fp32 model, or fp32 ones of a bf16 model.
+            states = [state.to(self.model.dtype) for state in states]
+        readers = [self.spec.last_rows or self.spec.rows if layer == L else self.spec.rows for layer in layers]
+        return torch.stack([read(self.model, state, batch) for read, state in zip(readers, states, strict=True)])
 
     def logits(
         self,
@@ -131,19 +142,17 @@ class Readout:
 
         Args:
             hidden_states: the L + 1 hidden states of a forward, each (B, S, d).
-            batch: what went into the model; needed by heads that average over positions (attention_mask).
+            batch: what went into the model; needed by heads that average over positions (attention_mask) or read the
+                last token (input_ids).
             layers: which layers, rising, from 0 (embeddings) to L; all by default.
 
         Returns:
-            (n, B, K), one slice for each layer asked for.
+            (n, B, K), or (n, B, S, V) for a language model, one slice for each layer asked for.
 
         Raises:
             InputError: a layer that isn't there, or another number of hidden states than L + 1.
         """
         rows = self.rows(hidden_states, batch, layers)
-        if not torch.is_autocast_enabled(rows.device.type):
-            # A forward under autocast hands out bf16 states of an fp32 model, or fp32 ones of a bf16 model.
-            rows = rows.to(self.model.dtype)
         head = partial(self.spec.head, self.model)
         if not self.model.training:
             return head(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
@@ -163,11 +172,11 @@ class Readout:
 
         Args:
             outputs: the model's outputs, with hidden states.
-            batch: what went into the model; needed by heads that average over positions.
+            batch: what went into the model; needed by heads that average over positions or read the last token.
             layers: which layers, rising, from 0 to L; all by default.
 
         Returns:
-            (n, B, K), in the dtype of `outputs.logits` or a wider one.
+            (n, B, K) or (n, B, S, V), in the dtype of `outputs.logits` or a wider one.
 
         Raises:
             InputError: outputs without hidden states, or a layer that isn't there.
@@ -183,13 +192,38 @@ class Readout:
         """Compute the head's own loss, sample by sample.
 
         Args:
-            logits: (..., B, K).
-            labels: (B,) classes or values, or (B, K) values or zeros and ones.
+            logits: (..., B, K), or (..., B, S, V) of a language model.
+            labels: (B,) classes or values, (B, K) values or zeros and ones, or (B, S) tokens.
 
         Returns:
-            (..., B), fp32 (fp64 for fp64 logits); 0 where a class is -100, which counts nothing.
+            (..., B), fp32 (fp64 for fp64 logits); 0 where a class is -100, which counts nothing. Of a language model,
+            means over the tokens that count.
         """
         return self.spec.losses(self.model.config, logits, labels)
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """Tell how much each sample's loss counts in the mean over a batch, and so in one over a data set.
+
+        Args:
+            labels: as for `per_sample_losses`.
+
+        Returns:
+            (B,), whole numbers: of a language model, the tokens that it is asked to predict; else 1, and 0 where a
+            class is -100.
+        """
+        return self.spec.counts(self.model.config, labels)
+
+    def mean_loss(self, losses: Tensor, labels: Tensor) -> Tensor:
+        """Average per-sample losses as the model's own loss does: each as often as it counts.
+
+        Args:
+            losses: (..., B), as `per_sample_losses` gives them.
+            labels: of the batch.
+
+        Returns:
+            (...), NaN when no sample counts.
+        """
+        return mean_loss(losses, self.counts(labels))
 
     def layer_losses(
         self,
@@ -205,8 +239,8 @@ class Readout:
 
         Args:
             outputs: the model's outputs, with hidden states.
-            labels: (B,) or (B, K).
-            batch: what went into the model; needed by heads that average over positions.
+            labels: (B,), (B, K) or, of a language model, (B, S).
+            batch: what went into the model; needed by heads that average over positions or read the last token.
             layers: which layers, rising, from 0 to L; all by default.
 
         Returns:
@@ -217,7 +251,7 @@ class Readout:
         """
         layers = self._checked(layers)
         per_sample = self.per_sample_losses(self.layer_logits(outputs, batch, layers), labels)
-        losses = mean_loss(self.model.config, per_sample, labels)
+        losses = self.mean_loss(per_sample, labels)
         own = outputs.loss
         if own is None or layers[-1] != self.num_layers:
             return losses

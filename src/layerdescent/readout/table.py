@@ -4,8 +4,7 @@ A family stands here only with its contract test (tests/readout): the readout of
 for bit, and the readout of h_l equals a model cut off after layer l.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,45 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from layerdescent.errors import InputError
-from layerdescent.readout.losses import Losses, deberta_losses, head_losses, reconstruction_losses
-
-Model = Any  # a transformers model: its submodules are named by the table, so no type says more
-Rows = Callable[[Model, Tensor, Mapping[str, Any] | None], Tensor]
-Head = Callable[[Model, Tensor], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadoutSpec:
-    """How one architecture's head reads a hidden state.
-
-    For the last layer these pieces must be the model's own forward, in its order and with its modules:
-
-        logits = head(model, rows(model, hidden_states[-1], batch))
-
-    Args:
-        num_layers: model -> L, such that the model returns L + 1 hidden states.
-        rows: (model, hidden (B, S, d), batch) -> (B, d'): what the head needs of a hidden state, picked or pooled
-            before any matrix product, without random numbers. `batch` is what went into the model, None when not given.
-            A denoiser keeps every position: (B, T, m).
-        head: (model, rows (N, d')) -> logits (N, K), row by row: pooler, dropout and classifier, called as modules
-            (never through `.weight`), so that adapters act. A norm that the model applies after its last layer belongs
-            here, or into `rows` when pooling comes after it.
-        last_rows: as `rows`, for hidden_states[-1] alone, where the model returns that one already normed.
-        losses: (config, logits (..., B, K), labels) -> (..., B), the head's own loss before its mean.
-
-    Example:
-        >>> bert = ReadoutSpec(
-        ...     num_layers=lambda model: len(model.bert.encoder.layer),
-        ...     rows=lambda model, hidden, batch: hidden[:, 0],
-        ...     head=lambda model, rows: model.classifier(model.dropout(model.bert.pooler(rows[:, None]))),
-        ... )
-    """
-
-    num_layers: Callable[[Model], int]
-    rows: Rows
-    head: Head
-    last_rows: Rows | None = None
-    losses: Losses = head_losses
+from layerdescent.readout.decoders import DECODERS
+from layerdescent.readout.losses import deberta_losses, reconstruction_losses
+from layerdescent.readout.spec import Model, ReadoutSpec
 
 
 def _first_token(model: Model, hidden: Tensor, batch: Mapping[str, Any] | None) -> Tensor:
@@ -135,7 +98,7 @@ _DENOISER = ReadoutSpec(
     losses=reconstruction_losses,
 )
 
-READOUTS: dict[str, ReadoutSpec] = {
+READOUTS: dict[str, ReadoutSpec] = DECODERS | {
     "AlbertForSequenceClassification": ReadoutSpec(num_layers=_albert_num_layers, rows=_first_token, head=_albert_head),
     "BertForSequenceClassification": ReadoutSpec(
         num_layers=lambda model: len(model.bert.encoder.layer), rows=_first_token, head=_bert_head

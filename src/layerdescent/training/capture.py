@@ -69,7 +69,8 @@ def capture_hidden_states(model: nn.Module) -> Iterator[Captured]:
             captured.logits = output.get("logits")
 
     # PEFT calls the forward of the model it wraps without the model's hooks; the backbone inside is called as usual.
-    backbone = plain.base_model if plain.base_model is not plain else model
+    # OPT's heads call the decoder inside the backbone, past the backbone itself.
+    backbone = plain.base_model.get_decoder() if plain.base_model is not plain else model
     handles = [backbone.register_forward_hook(take_hidden_states), model.register_forward_hook(take_logits)]
     try:
         yield captured

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from layerdescent.readout import Readout, mean_loss
+from layerdescent.readout import Readout
 
 LossFunction = Callable[..., Tensor]
 """(outputs with logits, labels, num_items_in_batch=count) -> scalar, as `compute_loss_func` and the label smoother."""
@@ -44,6 +44,6 @@ def losses_of_logits(
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if function is None:
-        return mean_loss(readout.model.config, readout.per_sample_losses(logits, labels), labels)
+        return readout.mean_loss(readout.per_sample_losses(logits, labels), labels)
     outputs = [SequenceClassifierOutput(logits=layer) for layer in logits]
     return torch.stack([function(output, labels, num_items_in_batch=count) for output in outputs])
