@@ -247,8 +247,8 @@ class VideoTask:
     def rows_hash(self, rows: VideoWindows) -> str:
         """Of the windows' places, and of every clip's pixels once."""
         digest = blake2b(json.dumps(rows.to_dict()).encode(), digest_size=16)
-        for number in np.unique(rows.clip).tolist():
-            digest.update(np.ascontiguousarray(rows.clips[number].pixels).tobytes())
+        for clip in rows.used_clips:
+            digest.update(np.ascontiguousarray(clip.pixels).tobytes())
         return digest.hexdigest()
 
     def new_model(self, data: PreparedVideo) -> PreTrainedModel:
@@ -283,7 +283,7 @@ class VideoTask:
         """A sample of test clips; the picture is the busiest part of one of them, as long as a window."""
         evaluation, seed = self.recipe.evaluation, self.recipe.data.seed
         whole, shown = evaluation.whole_frames, evaluation.pictures
-        tested = [data.test.clips[number] for number in np.unique(data.test.clip).tolist()]
+        tested = data.test.used_clips
         stretches = sampled_stretches(tested, whole.clips, frames=whole.frames, seed=seed) if whole else []
         (picture,) = sampled_stretches(tested, 1, frames=data.test.frames, seed=seed)
         levels = [self.base.gamma, _STRONG_NOISE] if shown is None else shown

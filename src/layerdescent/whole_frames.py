@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from layerdescent.data.splits import place
-from layerdescent.data.video.clips import Clip
+from layerdescent.data.splits import in_line
+from layerdescent.data.video.clips import Clip, longest_stretch
 from layerdescent.data.video.quality import ssim
 from layerdescent.errors import InputError, NonFiniteLossError
 from layerdescent.evaluation.batches import load_model
@@ -97,12 +97,11 @@ def sampled_stretches(clips: Sequence[Clip], count: int, *, frames: int, seed: i
     """
     fitting = [clip for clip in clips if len(clip.starts(frames))]
     if not fitting:
-        longest = max((stop - start for clip in clips for start, stop in clip.stretches), default=0)
         raise InputError(
-            f"no test clip has {frames} frames without a break, the longest stretch has {longest}: "
+            f"no test clip has {frames} frames without a break, the longest stretch has {longest_stretch(clips)}: "
             "set evaluation.whole_frames.frames to fewer"
         )
-    names = sorted((clip.name for clip in fitting), key=lambda name: (place(name, seed), name))[:count]
+    names = in_line((clip.name for clip in fitting), seed)[:count]
     chosen = []
     for clip in fitting:
         if clip.name in names:

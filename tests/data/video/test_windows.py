@@ -16,7 +16,6 @@ from layerdescent.data.video.clips import Clip
 from layerdescent.data.video.windows import (
     VideoWindows,
     all_positions,
-    by_clip,
     random_positions,
     sampled_positions,
 )
@@ -109,7 +108,7 @@ def test_windows_know_their_clips() -> None:
     rows = VideoWindows(CLIPS, np.array([[3, 0, 0, 0], [0, 0, 0, 0], [3, 1, 0, 0]]), frames=4, patch=8)
     assert rows.clip.tolist() == [3, 0, 3]
     assert rows.clip_names == ["long", "short", "broken", "large"]
-    assert [(name, numbers.tolist()) for name, numbers in by_clip(rows)] == [("long", [1]), ("large", [0, 2])]
+    assert [clip.name for clip in rows.used_clips] == ["long", "large"]
 
 
 # Random ---------------------------------------------------------------------------------------------------------------

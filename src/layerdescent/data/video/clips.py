@@ -1,6 +1,6 @@
 """A clip whose frames are at hand, in memory or mapped from a file, and which of them may stand in one window."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -87,6 +87,11 @@ def to_unit(grey: Grey) -> NDArray[np.float32]:
         array([0. , 0.2, 1. ], dtype=float32)
     """
     return np.divide(grey, np.float32(255), dtype=np.float32)
+
+
+def longest_stretch(clips: Iterable[Clip]) -> int:
+    """The most frames of any of the clips that follow each other without a break."""
+    return max((stop - start for clip in clips for start, stop in clip.stretches), default=0)
 
 
 def merged(flaws: Sequence[Flaw]) -> Iterator[Flaw]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 
-from layerdescent.data.splits import place
+from layerdescent.data.splits import in_line
 from layerdescent.data.video.clips import Clip
 from layerdescent.errors import InputError
+from layerdescent.recipes.common import PARTS
 
 SplitBy = Literal["auto", "clips", "frames"]
-PARTS = ("train", "validation", "test")
 
 _ENOUGH = 4  # clips; of fewer, a whole one for validation would take a third of the training data or more
 
@@ -97,7 +97,7 @@ def assign(
         notes.append(f"{taken} of the data set's own test clips do not test only")
     if split_by == "frames" or (split_by == "auto" and len(parts["train"]) < _ENOUGH):
         return Assignment(parts, tuple(missing), tuple(notes))
-    pool = sorted(parts["train"], key=lambda name: (place(name, seed), name))
+    pool = in_line(parts["train"], seed)
     for part in missing:
         count = max(1, round(shares[part] * len(parts["train"])))
         if count >= len(pool):

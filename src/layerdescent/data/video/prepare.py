@@ -11,17 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from layerdescent.data.splits import place
+from layerdescent.data.splits import in_line
 from layerdescent.data.video.cache import ClipCache, DecodeOptions
 from layerdescent.data.video.clips import Clip
 from layerdescent.data.video.decode import count_frames
 from layerdescent.data.video.layouts import ClipSource, VideoFormat, find_clips
-from layerdescent.data.video.parts import PARTS, Assignment, SplitBy, assign, cut_frames
+from layerdescent.data.video.parts import Assignment, SplitBy, assign, cut_frames
 from layerdescent.data.video.resize import Resize
 from layerdescent.data.video.synthetic import synthetic_clips
 from layerdescent.data.video.trivial import training_backgrounds, training_mean
-from layerdescent.data.video.windows import VideoWindows, all_positions, by_clip, random_positions, sampled_positions
+from layerdescent.data.video.windows import VideoWindows, all_positions, random_positions, sampled_positions
 from layerdescent.errors import InputError
+from layerdescent.recipes.common import PARTS
 
 SYNTHETIC = "synthetic"
 
@@ -133,8 +134,7 @@ class PreparedVideo:
     def backgrounds(self) -> dict[str, NDArray[np.float32]] | None:
         """The training background of every camera, or None where a test clip's camera has none."""
         found = training_backgrounds(self.train.clips)
-        tested = [self.test.clips[number] for number in np.unique(self.test.clip).tolist()]
-        covered = all(clip.camera in found and found[clip.camera].shape == clip.size for clip in tested)
+        covered = all(clip.camera in found and found[clip.camera].shape == clip.size for clip in self.test.used_clips)
         return found if covered else None
 
 
@@ -236,14 +236,13 @@ def prepare_video(
             notes.append(f"{part}: stored windows")
         else:
             windows[part] = _windows(part, parts[part], sizes[part], frames, patch, seed)
-    units = {part: [name for name, _ in by_clip(rows)] for part, rows in windows.items()}
     report = VideoReport(
         source=str(source),
         layout=layout,
         clips={part: [clip.name for clip in parts[part]] for part in PARTS},
         frames={part: sum(clip.num_frames for clip in parts[part]) for part in PARTS},
         windows={part: len(rows) for part, rows in windows.items()},
-        window_clips={part: len(names) for part, names in units.items()},
+        window_clips={part: len(rows.used_clips) for part, rows in windows.items()},
         frame_sizes=sorted({f"{clip.size[1]}x{clip.size[0]}" for clip in loaded.values()}),
         window={"frames": frames, "patch": patch},
         split=notes,
@@ -272,7 +271,7 @@ def _thinned(names: Sequence[str], count: int | None, seed: int) -> list[str]:
         return list(names)
     if count < 1:
         raise InputError(f"at most {count} clips of each part are asked for; give 1 or more")
-    first = set(sorted(names, key=lambda name: (place(name, seed), name))[:count])
+    first = set(in_line(names, seed)[:count])
     return [name for name in names if name in first]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from layerdescent.data.splits import quotas
-from layerdescent.data.video.clips import Clip, to_unit
+from layerdescent.data.video.clips import Clip, longest_stretch, to_unit
 from layerdescent.errors import InputError
 from layerdescent.files import read_json, write_json
 
@@ -54,6 +54,11 @@ class VideoWindows(Dataset[dict[str, Tensor]]):
     def clip(self) -> NDArray[np.int32]:
         """(N,) the clip of each window, its place in `clips`: windows of one clip are not independent, clips are."""
         return self.positions[:, 0]
+
+    @property
+    def used_clips(self) -> list[Clip]:
+        """The clips that have windows."""
+        return [self.clips[number] for number in np.unique(self.clip).tolist()]
 
     @property
     def clip_names(self) -> list[str]:
@@ -243,11 +248,10 @@ def _check_some(options: Sequence[_Options], clips: Sequence[Clip], frames: int,
         return
     if not clips:
         raise InputError("there are no clips to take windows from; give some")
-    longest = max((stop - start for clip in clips for start, stop in clip.stretches), default=0)
     largest = max((clip.size for clip in clips), key=min)
     raise InputError(
         f"no clip has a window of {frames} frames of {patch}x{patch} pixels: the longest stretch without a break has "
-        f"{longest} frames, and the largest frame is {largest[1]}x{largest[0]}; ask for smaller windows"
+        f"{longest_stretch(clips)} frames, and the largest frame is {largest[1]}x{largest[0]}; ask for smaller windows"
     )
 
 
@@ -267,9 +271,3 @@ def _check(clips: Sequence[Clip], positions: Positions, frames: int, patch: int)
                 f"a window of {frames} frames of {patch}x{patch} pixels at frame {frame}, row {row}, column {column} "
                 f"is not inside the usable frames of clip {clips[number].name}"
             )
-
-
-def by_clip(windows: VideoWindows) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """The clips that have windows, each with the numbers of its windows."""
-    for number in np.unique(windows.clip).tolist():
-        yield windows.clips[number].name, np.flatnonzero(windows.clip == number)
