@@ -1,6 +1,7 @@
 """Readouts: from a hidden state to logits and losses, through the model's own head.
 
 `Readout` reads a model, `ReadoutSpec` says how one architecture is read, `register_readout` adds it to `READOUTS`.
+Import `fused` (large vocabularies) by itself, for torch's compiler comes with it, and `sampling` beside it.
 """
 
 from layerdescent.readout.losses import (
