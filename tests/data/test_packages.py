@@ -3,15 +3,18 @@ import hashlib
 import io
 import os
 import shutil
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from layerdescent.data import packages
+from layerdescent.data.gguf_llama import convert_llama
+from layerdescent.data.onnx_distilbert import convert_distilbert
 from layerdescent.data.packages import (
     ArchivedModel,
     ArchivePart,
@@ -22,6 +25,7 @@ from layerdescent.data.packages import (
     resolve_model,
 )
 from layerdescent.errors import InputError, RunError
+from tests.data.tiny_gguf import TinyLlama
 from tests.data.tiny_onnx import TinyGraph, write_tokenizer
 
 PACKAGE = InstalledPackage(distribution="tiny-model", version="1.0", path="tiny_model/model")
@@ -214,16 +218,18 @@ def test_another_process_was_faster(pieces: tuple[ArchivedModel, Path], monkeypa
 @pytest.fixture
 def graph_package(site: Path, monkeypatch: pytest.MonkeyPatch) -> ConvertedModel:
     """An installed package with a quantised graph and its tokenizer."""
-    files = {
-        "graph": TinyGraph().save(site / "tiny_model" / "tagger.onnx"),
-        "tokenizer": write_tokenizer(site / "tiny_model" / "tokenizer.json"),
-    }
-    pinned = {
-        part: PackagedFile(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-        for part, path in files.items()
-    }
+    paths = (
+        TinyGraph().save(site / "tiny_model" / "tagger.onnx"),
+        write_tokenizer(site / "tiny_model" / "tokenizer.json"),
+    )
     monkeypatch.setenv("XDG_CACHE_HOME", str(site.parent / "cache"))
-    return ConvertedModel(package=replace(PACKAGE, path="tiny_model"), **pinned)
+    return ConvertedModel(
+        package=replace(PACKAGE, path="tiny_model"), files=pinned(*paths), convert=convert_distilbert, gigabytes=0.3
+    )
+
+
+def pinned(*paths: Path) -> list[PackagedFile]:
+    return [PackagedFile(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths]
 
 
 def test_a_graph_is_converted_once(graph_package: ConvertedModel, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +240,22 @@ def test_a_graph_is_converted_once(graph_package: ConvertedModel, site: Path, mo
     assert AutoTokenizer.from_pretrained(folder)("fine").input_ids == [2, 7, 3]
     assert os.listdir(cache_folder()) == ["tiny-model-1.0"]
     shutil.rmtree(site)  # the package may go
+    assert resolve_model("package:tiny-model") == folder
+
+
+def test_a_gguf_file_is_converted_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = TinyLlama().save(site / "tiny_model" / "tiny.gguf")
+    model = ConvertedModel(
+        package=replace(PACKAGE, path="tiny_model"), files=pinned(path), convert=convert_llama, gigabytes=0.1
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(site.parent / "cache"))
+    monkeypatch.setitem(packages.MODEL_PACKAGES, "tiny-model", model)
+    folder = resolve_model("package:tiny-model")
+    assert Path(folder) == cache_folder() / "tiny-model-1.0"
+    assert AutoModelForCausalLM.from_pretrained(folder).config.num_hidden_layers == 2
+    assert AutoTokenizer.from_pretrained(folder).chat_template is not None
+    shutil.rmtree(site)
+    monkeypatch.setitem(sys.modules, "gguf", None)  # what reads the file may go too
     assert resolve_model("package:tiny-model") == folder
 
 

