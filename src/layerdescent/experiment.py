@@ -6,13 +6,14 @@
       runs/ARM-seedK/profile.safetensors   its layer losses on the test part
       sweep/                               what the models do under noise, saved as it comes
       results.json                         everything that the page shows
-  pictures.safetensors                 its pictures, of models of video
+      pictures.safetensors                 its pictures, of models of video
 
 Whatever is finished is never done again; what another recipe made is never mixed in.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -116,16 +117,15 @@ def compare_recipe(
         if not run.record.is_file():
             train_run(run, data, tokenizer, progress=progress)
     say("evaluating on the test part")
-    profiles = _profiles(runs, data, tokenizer, progress)
+    bench = _Bench(recipe, folder, data, tokenizer, progress)
+    profiles = _profiles(bench, runs)
     models = {(run.arm, run.seed): run.model for run in runs}
-    sweep = _sweep(
-        recipe, models, recipe.baseline, folder / "sweep", data, tokenizer, progress, recipe.evaluation.noise
-    )
-    frontier = _frontier(recipe, [*runs, *extra], folder / "sweep", data, tokenizer, progress)
-    shift = _shift(recipe, models, folder / "sweep", elsewhere, tokenizer, progress)
+    sweep = _sweep(bench, models, recipe.baseline, recipe.evaluation.noise)
+    frontier = _frontier(bench, [*runs, *extra])
+    shift = _shift(bench, models, elsewhere)
     results = _results(recipe, runs, profiles, sweep, frontier, shift, data, command)
     if frames is not None:
-        results |= _whole_frames(runs, models, frames, folder, progress)
+        results |= _whole_frames(bench, runs, models, frames)
     write_json(folder / "results.json", results)
     return results
 
@@ -247,11 +247,25 @@ class _Stages:
 # Evaluation ----------------------------------------------------------------------------------------------------------
 
 
-def _profiles(
-    runs: Sequence[Run], data: Prepared, tokenizer: PreTrainedTokenizerBase | None, progress: bool
-) -> dict[Run, DescentProfile]:
+@dataclass(frozen=True)
+class _Bench:
+    """What every evaluation of a comparison takes."""
+
+    recipe: Recipe
+    folder: Path
+    data: Prepared
+    tokenizer: PreTrainedTokenizerBase | None
+    progress: bool
+
+    @property
+    def store(self) -> Path:
+        """Where finished pieces are kept."""
+        return self.folder / "sweep"
+
+
+def _profiles(bench: _Bench, runs: Sequence[Run]) -> dict[Run, DescentProfile]:
     """The test profile of every run, paired with the baseline's of its seed; stored ones are read."""
-    task = task_of(runs[0].recipe)
+    task, data = task_of(bench.recipe), bench.data
     profiles: dict[Run, DescentProfile] = {}
     baselines: dict[int, DescentProfile] = {}
     for run in runs:  # the baseline comes first in every seed
@@ -262,7 +276,7 @@ def _profiles(
             profile = descent_profile(
                 run.model,
                 data.test,
-                processing_class=tokenizer,
+                processing_class=bench.tokenizer,
                 constraints=constraints,
                 validation=data.validation,
                 erm=erm,
@@ -270,7 +284,7 @@ def _profiles(
                 perturbation=task.base,
                 groups=task.units(data.test),
                 lambda_share=lambda_share(record),
-                progress=progress,
+                progress=bench.progress,
             )
             profile.save(stored)
         profiles[run] = profile
@@ -304,43 +318,32 @@ def lambda_share(record: dict[str, Any]) -> list[float] | None:
 
 
 def _sweep(
-    recipe: Recipe,
-    models: Mapping[tuple[str, int], Path],
-    baseline: str,
-    store: Path,
-    data: Prepared,
-    tokenizer: PreTrainedTokenizerBase | None,
-    progress: bool,
-    noise: Sequence[NoiseSpec],
+    bench: _Bench, models: Mapping[tuple[str, int], Path], baseline: str, noise: Sequence[NoiseSpec]
 ) -> SweepResult:
+    evaluation = bench.recipe.evaluation
     return robustness_sweep(
         models,
-        data.test,
+        bench.data.test,
         kinds=[part.kind for part in noise],
         gammas={
             part.kind: sorted({g for same in noise if same.kind == part.kind for g in same.gammas}) for part in noise
         },
         shares=sorted({share for part in noise for share in part.shares}),
-        noise_seeds=recipe.evaluation.noise_seeds,
-        special_tokens=recipe.evaluation.special_tokens,
-        processing_class=tokenizer,
-        validation=data.validation,
+        noise_seeds=evaluation.noise_seeds,
+        special_tokens=evaluation.special_tokens,
+        processing_class=bench.tokenizer,
+        validation=bench.data.validation,
         baseline=baseline,
-        batch_size=recipe.evaluation.batch_size,
-        bf16=recipe.evaluation.bf16,
-        **task_of(recipe).sweep_options(data),
-        store=store,
-        progress=progress,
+        batch_size=evaluation.batch_size,
+        bf16=evaluation.bf16,
+        **task_of(bench.recipe).sweep_options(bench.data),
+        store=bench.store,
+        progress=bench.progress,
     )
 
 
 def _shift(
-    recipe: Recipe,
-    models: Mapping[tuple[str, int], Path],
-    store: Path,
-    elsewhere: Sequence[tuple[Dataset, ShiftReport]],
-    tokenizer: PreTrainedTokenizerBase | None,
-    progress: bool,
+    bench: _Bench, models: Mapping[tuple[str, int], Path], elsewhere: Sequence[tuple[Dataset, ShiftReport]]
 ) -> dict[str, list[dict[str, Any]]] | None:
     """What the models do on other data sets, without noise; the trivial predictor knows each one's majority class."""
     if not elsewhere:
@@ -351,12 +354,12 @@ def _shift(
             models,
             rows,
             kinds=(),
-            processing_class=tokenizer,
-            baseline=recipe.baseline,
-            batch_size=recipe.evaluation.batch_size,
-            bf16=recipe.evaluation.bf16,
-            store=store,
-            progress=progress,
+            processing_class=bench.tokenizer,
+            baseline=bench.recipe.baseline,
+            batch_size=bench.recipe.evaluation.batch_size,
+            bf16=bench.recipe.evaluation.bf16,
+            store=bench.store,
+            progress=bench.progress,
         )
         data = {"data": report.name}
         for arm, seed in models:
@@ -371,15 +374,11 @@ def _shift(
 
 
 def _whole_frames(
-    runs: Sequence[Run],
-    models: Mapping[tuple[str, int], Path],
-    frames: WholeFrames,
-    folder: Path,
-    progress: bool,
+    bench: _Bench, runs: Sequence[Run], models: Mapping[tuple[str, int], Path], frames: WholeFrames
 ) -> dict[str, Any]:
     """What the models make of whole frames: quality, and pictures that go into a file of their own."""
     found: dict[str, Any] = {"whole_frames": None, "pictures": None}
-    store, baseline = folder / "sweep", runs[0].recipe.baseline
+    baseline = bench.recipe.baseline
     if frames.stretches:
         found["whole_frames"] = frame_quality(
             models,
@@ -387,16 +386,16 @@ def _whole_frames(
             frames.noises,
             trivial=frames.trivial,
             baseline=baseline,
-            store=store,
-            progress=progress,
+            store=bench.store,
+            progress=bench.progress,
         )
     if frames.shown_under:
         descent = [run.arm for run in runs if run.objective == "descent" and run.arm != baseline]
         every_layer = [baseline, *descent[:1]]
         arrays, header = layer_pictures(
-            models, frames.picture, frames.shown_under, every_layer=every_layer, store=store
+            models, frames.picture, frames.shown_under, every_layer=every_layer, store=bench.store
         )
-        write_arrays(folder / PICTURES, arrays, header)
+        write_arrays(bench.folder / PICTURES, arrays, header)
         found["pictures"] = {"file": PICTURES} | header
     return found
 
@@ -426,15 +425,9 @@ def _of_width(recipe: Recipe, width: int) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"config": config})})
 
 
-def _frontier(
-    recipe: Recipe,
-    runs: Sequence[Run],
-    store: Path,
-    data: Prepared,
-    tokenizer: PreTrainedTokenizerBase | None,
-    progress: bool,
-) -> list[dict[str, Any]]:
+def _frontier(bench: _Bench, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """In-distribution against noisy values of the baseline's checkpoints along training and of its variants."""
+    recipe = bench.recipe
     if recipe.frontier is None:
         return []
     seed = runs[0].seed
@@ -461,7 +454,7 @@ def _frontier(
     # The baseline's final model calibrates discrete noise here too: the frontier meets the noise that the arms meet.
     reference = next(name for (name, _), path in models.items() if path == baselines[0].model)
     noise = recipe.evaluation.noise if recipe.frontier.noise is None else recipe.frontier.noise
-    swept = _sweep(recipe, models, reference, store, data, tokenizer, progress, noise)
+    swept = _sweep(bench, models, reference, noise)
     points = []
     for name, place in places.items():
         clean, *noisy = swept.noise(name, seed)
@@ -503,43 +496,8 @@ def _results(
 ) -> dict[str, Any]:
     swept = sweep.to_dict()
     records = {run: read_json(run.record) for run in runs}
-    rows = []
-    for run in runs:
-        record, profile = records[run], profiles[run].to_dict()
-        baseline = records[next(r for r in runs if r.arm == recipe.baseline and r.seed == run.seed)]
-        rows.append(
-            {
-                "arm": run.arm,
-                "seed": run.seed,
-                "alpha": record["alpha"],
-                "feasible_checkpoint": _feasible_checkpoint(record),
-                **{key: profile[key] for key in ("layers", "nodes", "inflation", "tightness", "verdict", "log_share")},
-                **{key: profile[key] for key in ("share_descending", "constant_loss", "sentences", "temperatures")},
-                "layer_losses": {
-                    "validation": (record["validation"] or {}).get("layer_losses"),
-                    "test": profile["layer_losses"],
-                },
-                "layer_losses_ci95": {"test": profile["layer_losses_ci95"]},
-                "violations": {"test": profile["violations"]},
-                "calibrated_losses": {"test": profile["calibrated_losses"]},
-                "accuracies": {"test": profile["accuracies"]},
-                "flags": [flag.text for flag in profiles[run].flags],
-                "noise": sweep.noise(run.arm, run.seed),
-                "history": record["history"],
-                "step_time_ratio": _ratio(record["step_seconds"], baseline["step_seconds"]),
-                "peak_memory_ratio": _ratio(record["peak_memory_bytes"], baseline["peak_memory_bytes"]),
-                **{
-                    key: record[key]
-                    for key in ("seconds", "step_seconds", "steps", "best_checkpoint_step", "resumed_from")
-                },
-                # Runs of before these were kept have none.
-                "data_seconds": record.get("data_seconds"),
-                "validation_curve": (curve := record.get("validation_curve")),
-                "late_fall": late_fall(curve) if curve else None,
-                "validation": record["validation"],
-                "environment": record["environment"],
-            }
-        )
+    baselines = {run.seed: records[run] for run in runs if run.arm == recipe.baseline}
+    rows = [_row(run, records[run], baselines[run.seed], profiles[run], sweep) for run in runs]
     return {
         **results_header(recipe, command),
         "metric": recipe.metric,
@@ -556,6 +514,45 @@ def _results(
         "frontier": frontier,
         "shift": shift,
         "cost": None,
+    }
+
+
+def _row(
+    run: Run,
+    record: dict[str, Any],
+    baseline: dict[str, Any],
+    profile: DescentProfile,
+    sweep: SweepResult,
+) -> dict[str, Any]:
+    """One run in the results; `baseline` is the record of the baseline's run of the same seed."""
+    measured = profile.to_dict()
+    return {
+        "arm": run.arm,
+        "seed": run.seed,
+        "alpha": record["alpha"],
+        "feasible_checkpoint": _feasible_checkpoint(record),
+        **{key: measured[key] for key in ("layers", "nodes", "inflation", "tightness", "verdict", "log_share")},
+        **{key: measured[key] for key in ("share_descending", "constant_loss", "sentences", "temperatures")},
+        "layer_losses": {
+            "validation": (record["validation"] or {}).get("layer_losses"),
+            "test": measured["layer_losses"],
+        },
+        "layer_losses_ci95": {"test": measured["layer_losses_ci95"]},
+        "violations": {"test": measured["violations"]},
+        "calibrated_losses": {"test": measured["calibrated_losses"]},
+        "accuracies": {"test": measured["accuracies"]},
+        "flags": [flag.text for flag in profile.flags],
+        "noise": sweep.noise(run.arm, run.seed),
+        "history": record["history"],
+        "step_time_ratio": _ratio(record["step_seconds"], baseline["step_seconds"]),
+        "peak_memory_ratio": _ratio(record["peak_memory_bytes"], baseline["peak_memory_bytes"]),
+        **{key: record[key] for key in ("seconds", "step_seconds", "steps", "best_checkpoint_step", "resumed_from")},
+        # Runs of before these were kept have none.
+        "data_seconds": record.get("data_seconds"),
+        "validation_curve": (curve := record.get("validation_curve")),
+        "late_fall": late_fall(curve) if curve else None,
+        "validation": record["validation"],
+        "environment": record["environment"],
     }
 
 
