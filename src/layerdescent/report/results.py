@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 
 from layerdescent.errors import InputError, RunError
 from layerdescent.files import finite
+from layerdescent.report.units import UNITS
 
 FILE_NAME = "results.json"
 
@@ -380,7 +381,7 @@ class Results(Part):
     @property
     def lower_is_better(self) -> bool:
         """Whether the metric is an error."""
-        return self.metric != "accuracy"
+        return UNITS[self.metric].lower_is_better
 
     def runs_of(self, arm: str) -> list[Run]:
         """The finished runs of one arm, by seed."""

@@ -1,14 +1,13 @@
 """The tables of the page, as rows of finished text."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from layerdescent.layers import join
 from layerdescent.report.results import Area, Difference, FrameValues, Paired, Results, Run, ShiftPaired
 from layerdescent.report.summary import (
-    Condition,
+    CLEAN,
     area_text,
     best_trivial,
     condition_of,
@@ -20,7 +19,7 @@ from layerdescent.report.summary import (
     sign,
 )
 from layerdescent.report.units import FRAME_UNITS, UNITS, Unit, number
-from layerdescent.report.words import condition_name, paired_note, shift_note
+from layerdescent.report.words import condition_name, methods_text, paired_note, shift_note
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def paired_table(results: Results, note: str = "") -> Table | None:
                 columns.setdefault((area.arm, area.against), {})[name] = area
     names = [*(condition_name(results, condition) for condition in conditions(results)), *_areas(results)]
     rows = [
-        [Cell(name), *(cell for column in columns.values() for cell in _difference_cells(results, column.get(name)))]
+        [Cell(name), *(cell for column in columns.values() for cell in _difference_cells(column.get(name), unit))]
         for name in names
         if any(name in column for column in columns.values())
     ]
@@ -116,25 +115,22 @@ def paired_table(results: Results, note: str = "") -> Table | None:
         return None
     measured = unit.name if unit.name == unit.of_difference else f"{unit.name} ({unit.of_difference})"
     caption = f"Paired differences in {measured}{note}, 95 % intervals in brackets. {paired_note(results)}"
-    return Table(
-        caption, ["noise", *(text for arm, against in columns for text in (f"{arm} − {against}", "in words"))], rows
-    )
+    return Table(caption, _paired_header("noise", columns), rows)
 
 
-def _difference_cells(
-    results: Results,
-    row: Paired | Area | ShiftPaired | Difference | None,
-    unit: Unit | None = None,
-    lower_is_better: bool | None = None,
-) -> list[Cell]:
-    """A difference in the comparison's own metric, or in another one, and what its interval says."""
-    unit = unit or UNITS[results.metric]
+def _paired_header(first: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Two columns a pair of arms, as `_difference_cells` fills them."""
+    return [first, *(text for arm, against in pairs for text in (f"{arm} − {against}", "in words"))]
+
+
+def _difference_cells(row: Paired | Area | ShiftPaired | Difference | None, unit: Unit) -> list[Cell]:
+    """A difference, and what its interval says."""
     if row is None or row.difference is None:
         return [Cell("–"), Cell("")]
     if row.ci95 is None:
         return [Cell(unit.difference(row.difference)), Cell("no interval")]
     words, tone = {1: ("▲ better", "better"), -1: ("▼ worse", "worse"), 0: ("unclear", "")}[
-        sign(row, results.lower_is_better if lower_is_better is None else lower_is_better)
+        sign(row, unit.lower_is_better)
     ]
     interval = f"({unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])})"
     return [Cell(f"{unit.difference(row.difference)} {interval}"), Cell(words, tone)]
@@ -176,20 +172,18 @@ def frame_paired_table(results: Results) -> Table | None:
         of_pair = {(row.arm, row.against): row for row in found if condition_of(row) == condition}
         for measure, unit in FRAME_UNITS.items():
             differences = [getattr(of_pair.get(pair), measure, None) for pair in pairs]
-            lower = measure.startswith("rmse")
-            cells = [cell for each in differences for cell in _difference_cells(results, each, unit, lower)]
+            cells = [cell for each in differences for cell in _difference_cells(each, unit)]
             if any(differences):
                 rows.append([Cell(f"{condition.text}: {unit.axis}"), *cells])
-    header = ["noise", *(text for arm, against in pairs for text in (f"{arm} − {against}", "in words"))]
-    methods = list(dict.fromkeys(row.method for row in found if row.method))
-    intervals = f", 95 % intervals in brackets: {join(methods)}; units are clips" if methods else ""
+    methods = methods_text(found)
+    intervals = f", 95 % intervals in brackets: {methods}; units are clips" if methods else ""
     caption = f"Paired differences on whole frames{intervals}."
-    return Table(caption, header, rows) if rows else None
+    return Table(caption, _paired_header("noise", pairs), rows) if rows else None
 
 
 def shift_table(results: Results) -> Table | None:
     """The metric of every arm on the test part and on other data, without noise, and the trivial predictors."""
-    unit, shift, clean = UNITS[results.metric], results.shift, Condition("none", 0.0, False)
+    unit, shift, clean = UNITS[results.metric], results.shift, CLEAN
     arms = [arm for arm in results.arm_names if any(run.arm == arm for run in shift.runs)]
     trivial = best_trivial(results, clean)
     own = [_with_range(noise_values(results, arm).get(clean, []), unit.scale, unit.digits) for arm in arms]
@@ -218,14 +212,13 @@ def shift_paired_table(results: Results) -> Table | None:
     pairs = list(dict.fromkeys((row.arm, row.against) for row in paired))
     known = {(row.data, row.arm, row.against): row for row in paired}
     rows = [
-        [Cell(name), *(cell for pair in pairs for cell in _difference_cells(results, known.get((name, *pair))))]
+        [Cell(name), *(cell for pair in pairs for cell in _difference_cells(known.get((name, *pair)), unit))]
         for name in dict.fromkeys(row.data for row in paired)
     ]
-    methods = list(dict.fromkeys(row.method for row in paired if row.method))
-    intervals = f", 95 % intervals in brackets: {join(methods)}" if methods else ""
+    methods = methods_text(paired)
+    intervals = f", 95 % intervals in brackets: {methods}" if methods else ""
     caption = f"Paired differences in {unit.name} ({unit.of_difference}){intervals}."
-    header = ["data", *(text for arm, against in pairs for text in (f"{arm} − {against}", "in words"))]
-    return Table(caption, header, rows) if rows else None
+    return Table(caption, _paired_header("data", pairs), rows) if rows else None
 
 
 def _areas(results: Results) -> dict[str, dict[str, Area]]:

@@ -14,6 +14,7 @@ class Unit:
     digits: int
     axis: str
     of_difference: str
+    lower_is_better: bool = True
 
     def value(self, value: float | None) -> str:
         """A value in this unit, without the unit's name."""
@@ -27,13 +28,13 @@ class Unit:
 FRAME_UNITS = {
     "rmse": Unit("RMSE", 1.0, 4, "RMSE", "RMSE"),
     "rmse_clipped": Unit("RMSE, clipped", 1.0, 4, "RMSE, clipped", "RMSE"),
-    "psnr": Unit("PSNR", 1.0, 2, "PSNR (dB)", "dB"),
-    "ssim": Unit("SSIM", 1.0, 3, "SSIM", "SSIM"),
+    "psnr": Unit("PSNR", 1.0, 2, "PSNR (dB)", "dB", lower_is_better=False),
+    "ssim": Unit("SSIM", 1.0, 3, "SSIM", "SSIM", lower_is_better=False),
 }
-"""What is measured of whole frames; of PSNR and SSIM more is better."""
+"""What is measured of whole frames."""
 
 UNITS = {
-    "accuracy": Unit("accuracy", 100.0, 1, "accuracy (%)", "points"),
+    "accuracy": Unit("accuracy", 100.0, 1, "accuracy (%)", "points", lower_is_better=False),
     "rmse": Unit("RMSE", 1.0, 4, "RMSE", "RMSE"),
     "perplexity": Unit("perplexity", 1.0, 2, "perplexity", "perplexity"),
 }

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from layerdescent.layers import CALIBRATED_FALL, every_layer, join, layers_in_words, rises
-from layerdescent.report.results import Area, Paired, Results, Run
+from layerdescent.report.results import Area, FramesPaired, Paired, Results, Run, ShiftPaired
 from layerdescent.report.summary import (
     Condition,
     area_text,
@@ -501,10 +501,16 @@ def frames_text(results: Results) -> str:
     )
 
 
+def methods_text(rows: Sequence[Paired | ShiftPaired | FramesPaired]) -> str:
+    """How the intervals of paired differences were taken; empty where that was not stored."""
+    methods = list(dict.fromkeys(row.method for row in rows if row.method))
+    return join(methods) if methods else ""
+
+
 def paired_note(results: Results) -> str:
     """The caption of the table of paired differences."""
-    methods = list(dict.fromkeys(row.method for row in results.paired if row.method))
-    method = f" Intervals: {join(methods)}." if methods else ""
+    methods = methods_text(results.paired)
+    method = f" Intervals: {methods}." if methods else ""
     return (
         f"{sample_text(results).capitalize()}.{method} Unclear: the interval includes 0. "
         "Each interval stands for itself: with many conditions, one in twenty excludes 0 by chance."
