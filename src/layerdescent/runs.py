@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -29,7 +28,7 @@ from transformers import (
 )
 
 from layerdescent.environment import describe_environment
-from layerdescent.errors import InputError, RunError
+from layerdescent.errors import InputError, RunError, no_such_field
 from layerdescent.evaluation.batches import correctness
 from layerdescent.files import write_json
 from layerdescent.readout import ProblemType
@@ -126,9 +125,7 @@ def training_config(run: Run, progress: bool) -> DescentConfig:
     known = get_type_hints(DescentConfig)
     for name, value in settings.items():
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise InputError(f"{where}: DescentConfig has no field {name!r}{hint}")
+            raise no_such_field(f"{where}: DescentConfig", name, known)
         try:
             TypeAdapter(known[name], config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
         except ValidationError as error:

@@ -6,7 +6,6 @@ Everything else (training, profiles, sweeps, statistics, pages) knows rows and m
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -30,12 +29,14 @@ from layerdescent.data.video import (
     prepare_video,
     temporal_mean,
 )
-from layerdescent.errors import InputError
+from layerdescent.errors import InputError, no_such_field
 from layerdescent.evaluation.batches import load_config, stored_tokenizer
 from layerdescent.models import MEAN_POOLED_BACKBONES, MeanPooledForSequenceClassification
 from layerdescent.perturbation import Perturbation
 from layerdescent.recipes import Recipe, VideoRecipe
 from layerdescent.whole_frames import Stretch, busiest_part, sampled_stretches
+
+_STRONG_NOISE = 1.0  # of the second picture: where layers differ most
 
 
 class Prepared(Protocol):
@@ -309,13 +310,8 @@ class VideoTask:
         known = {name for each in kind.__mro__ for name in getattr(each, "__annotations__", {})}
         for name in spec.config:
             if name not in known:
-                near = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise InputError(f"model.config: a {spec.architecture} has no field {name!r}{hint}")
+                raise no_such_field(f"model.config: a {spec.architecture}", name, known)
         return kind(**own, **spec.config)
-
-
-_STRONG_NOISE = 1.0  # of the second picture: where layers differ most
 
 
 class _TrivialDenoisers:

@@ -174,7 +174,7 @@ def robustness_sweep(
 class _Part:
     """The rows of one kind of setting, as they are read and named in the store."""
 
-    def __init__(self, rows: Rows, batch_size: int, shelf: "Shelf") -> None:
+    def __init__(self, rows: Rows, batch_size: int, shelf: Shelf) -> None:
         self.rows, self.batches, self.identity = rows, length_sorted(rows, batch_size), shelf.identity(data=rows)
         # Labels that are a picture, not numbers about one: what a model gives is pixels and can be clipped.
         self.restored = "pixel_values" in rows[0] and np.ndim(rows[0].get("labels", 0)) > 1
@@ -183,7 +183,7 @@ class _Part:
 class _Evaluation:
     """Measures models on one data set; knows the heads' problem type once it has seen the first."""
 
-    def __init__(self, first: _Part, others: _Part, tokenizer: Any, shelf: "Shelf", bf16: bool) -> None:
+    def __init__(self, first: _Part, others: _Part, tokenizer: Any, shelf: Shelf, bf16: bool) -> None:
         self.first, self.others, self.tokenizer, self.shelf, self.bf16 = first, others, tokenizer, shelf, bf16
         self._kind: ProblemType | None = None
 
