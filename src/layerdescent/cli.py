@@ -389,6 +389,47 @@ def sweep(
         typer.echo(f"sweep: {out}")
 
 
+@app.command(epilog="Example: layerdescent winrate descent.json erm.json --judge openai:MODEL@https://HOST/v1")
+def winrate(
+    ctx: typer.Context,
+    a: Annotated[Path, typer.Argument(help="Answers of a model: a JSON list of {instruction, output, generator}.")],
+    b: Annotated[Path, typer.Argument(help="Answers of another model to the same prompts.")],
+    judge: Annotated[
+        str,
+        typer.Option(
+            help="openai:MODEL@BASE_URL (the key from LAYERDESCENT_JUDGE_KEY), alpaca_eval:ANNOTATOR, hf:MODEL, "
+            "or proxy:embedding, which is no judge."
+        ),
+    ],
+    reference: Annotated[
+        Path | None, typer.Option(help="Reference answers, as the other files, for proxy:embedding.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Requests at a time, of openai.")] = 4,
+    batch_size: Annotated[int, typer.Option(min=1, help="Questions a batch, of hf.")] = 4,
+    folder: Annotated[
+        Path, typer.Option("--folder", "-o", help="Where to write; what is judged there is not judged again.")
+    ] = Path("runs/winrate"),
+    quiet: Quiet = False,
+) -> None:
+    """Win rate of A's answers against B's before a judge, every pair in both orders; picks up where it was stopped."""
+    from layerdescent.winrate import choose_judge, head_to_head, match, read_answers, references_for, winrate_table
+
+    _calm()
+    answers_a, answers_b = read_answers(a), read_answers(b)
+    match(answers_a, answers_b)  # before a judge is loaded
+    if reference is not None and judge != "proxy:embedding":
+        raise InputError(f"--reference is given, and --judge {judge} takes none: it is for proxy:embedding")
+    chosen = choose_judge(
+        judge,
+        lambda: references_for(answers_a, answers_b, read_answers(reference) if reference else None),
+        jobs=jobs,
+        batch_size=batch_size,
+    )
+    results = head_to_head(answers_a, answers_b, chosen, folder, progress=not quiet, command=_command(ctx))
+    typer.echo(winrate_table(results))
+    typer.echo(f"results: {folder / 'winrate.json'}")
+
+
 @app.command(
     epilog="Example: layerdescent denoise runs/demo-video/runs/descent-seed0/model holiday.mp4 holiday-denoised.mp4"
 )
