@@ -1,7 +1,7 @@
 import pytest
 
 from layerdescent.errors import InputError
-from layerdescent.recipes import Recipe, load_recipe
+from layerdescent.recipes import Recipe, VideoRecipe, load_recipe
 
 
 @pytest.mark.parametrize(
@@ -157,3 +157,9 @@ def test_a_searched_value_may_be_a_list_or_null() -> None:
     recipe = load_recipe("demo", ["search={arms: {erm: {layer_weights: [null, [0, 1]]}}}"])
     assert recipe.search is not None
     assert recipe.search.grid("erm") == [{"layer_weights": None}, {"layer_weights": [0, 1]}]
+
+
+def test_names_of_clips_that_look_like_numbers_stay_names() -> None:
+    recipe = load_recipe("demo-video", ["data.clips={train: [01_0014, 12], test: [01, 07.avi]}"])
+    assert isinstance(recipe, VideoRecipe)
+    assert recipe.data.clips == {"train": ["01_0014", "12"], "test": ["01", "07.avi"]}

@@ -29,6 +29,8 @@ values = st.recursive(
         ("1e-4x", "1e-4x"),
         ("0.1", 0.1),
         ("[0, 1e-2]", [0, 0.01]),
+        ("-12", -12),
+        ("[01_0014, 007, 12:30, 0x10]", ["01_0014", "007", "12:30", "0x10"]),  # the names of clips, not numbers
     ],
 )
 def test_numbers_as_people_write_them(text: str, value: Any) -> None:
@@ -40,6 +42,11 @@ def test_numbers_as_people_write_them(text: str, value: Any) -> None:
 @given(values)
 def test_what_is_written_is_read_back(value: Any) -> None:
     assert read_yaml(write_yaml(value), where="here") == value
+
+
+@pytest.mark.parametrize("word", ["1e-4", "01_0014", "12", "1.5", "12:30", "yes", "0x10"])
+def test_a_word_that_looks_like_a_number_stays_a_word(word: str) -> None:
+    assert read_yaml(write_yaml(word), where="here") == word
 
 
 def test_a_key_given_twice_is_a_mistake() -> None:

@@ -50,7 +50,7 @@ class VideoSpec(Section):
     split_by: Literal["auto", "clips", "frames"] = "auto"
     official: bool = True
     """Whether the data set's own test clips are the test part."""
-    clips: dict[Part, list[str]] | None = None
+    clips: dict[Part, list[Annotated[str, Field(coerce_numbers_to_str=True)]]] | None = None
     """The clips of each part, by name or pattern."""
     validation_share: Share = 0.15
     test_share: Share = 0.25

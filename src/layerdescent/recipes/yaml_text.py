@@ -1,4 +1,4 @@
-"""YAML as people write it: `1e-4` is a number, and a key given twice is a mistake."""
+"""YAML as people write it: `1e-4` is a number, the clip `01_0014` is none, and a key given twice is a mistake."""
 
 import re
 from typing import Any
@@ -9,7 +9,10 @@ from layerdescent.errors import InputError
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's numbers (PyYAML reads `1e-4` as a word) and without silent repeats of a key."""
+    """SafeLoader without silent repeats of a key, and with the numbers that people mean.
+
+    PyYAML reads `1e-4` as a word, and `01_0014` and `12:30` as numbers of base 8 and 60.
+    """
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -28,9 +31,21 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+_INTEGER = "tag:yaml.org,2002:int"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _INTEGER]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_INTEGER, re.compile(r"[-+]?(0|[1-9]\d*)$"), list("-+0123456789"))
+_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that puts the word `1e-4` in quotes, which the loader reads as a number without them."""
+
+
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 def read_yaml(text: str, *, where: str) -> Any:
@@ -57,4 +72,4 @@ def read_yaml(text: str, *, where: str) -> Any:
 
 def write_yaml(value: Any) -> str:
     """The value as YAML in the order given; `read_yaml` gives it back."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
