@@ -1,4 +1,4 @@
-"""Draws the figures of "What we found on text" from what lies in results/.
+"""Draws the figures of "What we found on text" and "What we found on video" from what lies in results/.
 
 python docs/figures.py    # -> docs/images/found/
 """
@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from layerdescent.report import figures, search_figures
-from layerdescent.report.ink import ARMS, BASELINE, STYLE
+from layerdescent.report.figures import Look
+from layerdescent.report.ink import ARMS, BASELINE, FAINT, STYLE
 from layerdescent.report.results import Results, read_results
 from layerdescent.report.search_results import read_search
+from layerdescent.report.summary import best_trivial, conditions, noise_axes
 
 ROOT = Path(__file__).parent.parent
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images" / "found"
@@ -72,6 +76,61 @@ def remedies(results: Results, arms: Sequence[str], noise: tuple[str, float]) ->
     for panel in (clean, noisy):
         panel.set_xlabel(f"points against {results.baseline}, 95 %")
     return figure
+
+
+def six(draw: Callable[[Axes, Results, dict[str, Look]], None]) -> Figure | None:
+    """One panel for each data set and network of video whose results are there: networks down, data sets across."""
+    found = {name: _results(name, VIDEO_ARMS) for name in VIDEO if (RESULTS / f"{name}.json").is_file()}
+    figure, grid = figures.panel_grid(2, 3, narrow=False, height=3.0)
+    drawn: dict[str, Look] = {}
+    for panel, (name, title) in zip(grid.flat, VIDEO.items(), strict=True):
+        panel.set_title(title)
+        if name not in found:
+            panel.set_axis_off()
+            continue
+        look = figures.looks(found[name])
+        drawn |= look
+        draw(panel, found[name], look)
+    handles = [
+        Line2D([], [], color=look.colour, marker=look.marker, linewidth=2, markersize=5, label=arm)
+        for arm, look in drawn.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), handlelength=2.2)
+    return figure
+
+
+def layer_errors(panel: Axes, results: Results, look: dict[str, Look]) -> None:
+    """RMSE of every layer at the training level; a thin line a seed."""
+    for arm in results.arm_names:
+        for run in results.runs_of(arm):
+            losses = run.by_layer(run.layer_losses["test"])
+            errors = [loss**0.5 for loss in losses.values()]
+            panel.plot(list(losses), errors, color=look[arm].colour, marker=look[arm].marker, markersize=3, linewidth=1)
+    panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter(ScalarFormatter())
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel("layer (0: the noisy input)")
+    panel.set_ylabel("test RMSE at γ 0.2")
+
+
+def errors_under_noise(panel: Axes, results: Results, look: dict[str, Look]) -> None:
+    """RMSE of the last layer against the level of gaussian noise, a thin line a seed, and the best trivial denoiser."""
+    gaussian = next(axis for axis in noise_axes(results) if axis.kind == "gaussian")
+    for arm in results.arm_names:
+        for run in results.runs_of(arm):
+            values = {row.gamma: row.value for row in run.noise if row.kind == "gaussian" and row.gamma and row.value}
+            levels = sorted(values)
+            line: Any = {"color": look[arm].colour, "marker": look[arm].marker, "markersize": 3, "linewidth": 1}
+            panel.plot(levels, [values[level] for level in levels], **line)
+    trivial = {
+        condition.level: found[1]
+        for condition in conditions(results)
+        if condition.lies_on(gaussian) and (found := best_trivial(results, condition))
+    }
+    panel.plot(list(trivial), list(trivial.values()), linestyle=(0, (5, 3)), color=FAINT, linewidth=1.1)
+    panel.set_xlabel("level γ of gaussian noise")
+    panel.set_ylabel("test RMSE")
 
 
 def _results(name: str, arms: Sequence[str] = ()) -> Results:
@@ -134,6 +193,28 @@ for experiment in ("imdb-minilm", "sst2-minilm", "mnli-minilm"):
     FIGURES[f"{experiment}-frontier"] = (
         (experiment,),
         lambda experiment=experiment: figures.frontier(_results(experiment, SHOWN), narrow=False),  # type: ignore[misc]
+    )
+
+
+VIDEO = {
+    f"{data}-{network}": f"{network.upper()}, {title}"
+    for network in ("dust", "ut")
+    for data, title in (("ucsd-ped2", "UCSD Ped2"), ("avenue", "CUHK Avenue"), ("shanghaitech", "ShanghaiTech"))
+}
+VIDEO_ARMS = ("erm", "descent", "stated", "deep-supervision", "noise", "descent-under-noise")
+FIGURES["video-layers"] = ((), lambda: six(layer_errors))
+FIGURES["video-noise"] = ((), lambda: six(errors_under_noise))
+for experiment in VIDEO:
+    FIGURES[f"{experiment}-frontier"] = (
+        (experiment,),
+        lambda experiment=experiment: figures.frontier(_results(experiment, VIDEO_ARMS), narrow=False),  # type: ignore[misc]
+    )
+for experiment in ("ucsd-ped2-dust-search", "ucsd-ped2-ut-search"):
+    FIGURES[f"{experiment.removesuffix('-search')}-price"] = (
+        (experiment,),
+        lambda experiment=experiment: search_figures.price_of_alpha(  # type: ignore[misc]
+            read_search(RESULTS / f"{experiment}.json"), narrow=False
+        ),
     )
 
 
