@@ -240,6 +240,17 @@ def test_a_function_says_what_learns_and_more_does_no_harm() -> None:
         fused_layer_losses(hidden, head.forward, LABELS, WEIGHTS)
 
 
+def test_what_learns_elsewhere_costs_nothing() -> None:
+    """A frozen head on frozen embeddings, with all of a model's parameters named."""
+    head, hidden = double(Head()).requires_grad_(False), hidden_states()
+    other = nn.Parameter(torch.zeros(3))
+    layers = [hidden[0].detach(), hidden[1]]
+    losses, total = fused_layer_losses(layers, head, LABELS, (-0.5, 2.0), parameters=[other])
+    expected, expected_total = plain(layers, head, LABELS, (-0.5, 2.0))
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(gradients(total, [hidden]), gradients(expected_total, [hidden]))
+
+
 def test_where_no_label_counts_everything_is_zero() -> None:
     head, hidden = double(Head()), hidden_states()
     for num_items in (None, 0):

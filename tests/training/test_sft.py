@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -130,3 +131,20 @@ def test_accumulation_counts_tokens(tmp_path: Path) -> None:
     torch.testing.assert_close(pieces.multipliers.values, whole.multipliers.values, rtol=1e-4, atol=1e-6)
     for name, value in weights(whole.model).items():
         torch.testing.assert_close(pieces.model.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_an_adapter_under_constraints_measured_on_a_part_of_the_tokens(tmp_path: Path) -> None:
+    before = weights(llama(0.0))
+    trainer = DescentSFTTrainer(
+        model=llama(0.0),
+        args=config(DescentSFTConfig, tmp_path, dual_lr=1.0, alpha=0.1, token_share=0.5),
+        train_dataset=examples(),
+        processing_class=tokenizer(),
+        peft_config=LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"], init_lora_weights=False),
+    )
+    trainer.train()
+    assert max(trainer.descent_history[-1]["multipliers"]) > 0
+    adapted: Any = trainer.model
+    for name, value in adapted.get_base_model().state_dict().items():
+        if "lora" not in name:
+            assert torch.equal(value, before[name.replace(".base_layer", "")])

@@ -207,6 +207,8 @@ class _Reader:
 
     def _learn(self, chunk: Tensor, targets: Tensor, weight: float, of_chunk: Tensor | None = None) -> Tensor:
         loss = self._loss(chunk, targets)
+        if not loss.requires_grad:  # what learns lies elsewhere: a frozen head that reads frozen embeddings
+            return loss.detach()
         wanted = [*self.learning] if of_chunk is None else [*self.learning, chunk]
         found = torch.autograd.grad(loss, wanted, allow_unused=True)
         if of_chunk is not None and found[-1] is not None:

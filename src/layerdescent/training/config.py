@@ -155,6 +155,14 @@ class DescentArguments:
             "the loss without it. A step costs twice as much; none: no second pass."
         },
     )
+    token_share: float = field(
+        default=1.0,
+        metadata={
+            "help": "Causal language models: share of the tokens that the constraints are measured on, one draw a "
+            "micro-batch for all layers; the objective stays the loss of all tokens. Right on average; the variance of "
+            "a violation is (1/share - 1)/N times that of the tokens' own, for N tokens a step. 1: all, exactly."
+        },
+    )
 
     def __post_init__(self) -> None:
         self.alpha = _parse_alpha(self.alpha)
@@ -202,6 +210,8 @@ class DescentArguments:
                     f"constraint_gamma is {self.constraint_gamma:g} with objective {self.objective!r}, which has no "
                     "constraints: leave it out"
                 )
+        if not (_finite(self.token_share) and 0 < self.token_share <= 1):
+            raise InputError(f"token_share is {self.token_share!r}: give a number above 0 and at most 1")
         self._check_layer_lists()
 
     def _check_layer_lists(self) -> None:

@@ -14,6 +14,7 @@ three forms only the ratio is not linear in the losses: its weights are taken at
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ from layerdescent.training.objectives import layers_with_gradient
 from layerdescent.training.progress import SHORT_LINES, GrowthWatch
 from layerdescent.training.records import LogWindow, descent_history, evaluation_entries
 from layerdescent.training.selection import is_feasible_score
+from layerdescent.training.tokens import reads_tokens, sampled_labels, shifted_labels, token_layer_losses
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
@@ -124,9 +126,16 @@ class DescentMixin(_Trainer):
         self.multipliers = args.multipliers(self.constraints) if args.objective == "descent" else None
         # What the objective weighs the layers with, and None where the multipliers decide.
         self._fixed_weights = None if self.multipliers is not None else args.fixed_weights(L)
+        # A loss function of the user's wants logits, and gets them.
+        self._reads_tokens = reads_tokens(self.readout) and self.compute_loss_func is None
+        if args.token_share < 1 and not self._reads_tokens:
+            raise InputError(
+                f"token_share is {args.token_share:g}, and {type(self.readout.model).__name__} with this loss is not "
+                "read token by token: it is for causal language models with their own loss; leave it out"
+            )
         self._step_meter = LossMeter(L + 1, self.args.device)
         self._evaluation_meter = LossMeter(L + 1, self.args.device)
-        self._step_items = 0
+        self._step_items = self._micro_batch = 0
         self._step_losses: Tensor | None = None
         self._log_window = LogWindow(self.constraints)
         self._growth_watch: GrowthWatch | None = None
@@ -139,6 +148,7 @@ class DescentMixin(_Trainer):
         items = torch.tensor([int(self._count(batch)) for batch in batches], device=self.args.device).sum()
         self._step_items = int(self._sum_over_ranks(items))
         self._step_meter.clear()
+        self._micro_batch = 0
         return batches, num_items_in_batch
 
     def compute_loss(
@@ -173,18 +183,25 @@ class DescentMixin(_Trainer):
             level = _between(args.input_gamma, args.constraint_gamma)
             objective = final
             final, captured = forward(self._noise(bare, batch, level))
-        losses, logits = self._layer_losses(captured, batch, final, count)
+        read = self._token_losses if self._reads_tokens else self._layer_losses
+        losses, logits, lower = read(captured, batch, final, count)
         if not model.training:
             self._evaluation_meter.add(losses, items)
             return result
         self._step_meter.add(losses, items)
+        self._micro_batch += 1
         if items:
             # Called outside a training step, the batch is the whole step.
             share = items * self.accelerator.num_processes / (self._step_items or items)
-            loss = self._objective(losses, objective) * share
+            if lower is not None and objective is None and self._samples_tokens:
+                objective = final  # on every token, where the constraints are measured on some
+            loss = self._objective(losses, objective)
+            if lower is not None and lower.requires_grad:
+                loss = loss + (lower - lower.detach())  # whose value is in the losses already
+            loss = loss * share
         else:
             # Nothing to learn from, but the other ranks wait for this one's gradients.
-            loss = 0.0 * (logits.sum() + captured.hidden_states[-1].sum())
+            loss = 0.0 * (sum(part.sum() for part in logits) + captured.hidden_states[-1].sum())
         return (loss, result[1]) if return_outputs else loss
 
     def _forward(
@@ -214,9 +231,16 @@ class DescentMixin(_Trainer):
         return {layer for layer, weight in enumerate(self._fixed_weights) if weight != 0}
 
     def _layers_to_read(self) -> list[int]:
-        """The layers below L whose losses are computed: all, unless a grid says which ones matter in training."""
+        """The layers below L whose losses are computed.
+
+        All, unless a grid says which ones matter in training. Where every reading costs a pass through a large head,
+        those that the constraints tie, and in training under another objective those that it weighs.
+        """
         layers = set(range(self.readout.num_layers + 1))
-        if torch.is_grad_enabled() and self._descent_args.grid is not None:
+        training = torch.is_grad_enabled()
+        if self._reads_tokens:
+            layers = self._layers_that_matter() if training else set(self.constraints.nodes)
+        elif training and self._descent_args.grid is not None:
             layers = self._layers_that_matter().union(self.constraints.nodes)
         return sorted(layers - {self.readout.num_layers})
 
@@ -230,7 +254,7 @@ class DescentMixin(_Trainer):
 
     def _layer_losses(
         self, captured: Captured, batch: dict[str, Any], final: Tensor, count: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
         """F_0 … F_L of a micro-batch, NaN where a layer is not read, and the logits of the layers below L that are."""
         layers, learning = self._layers_to_read(), self._layers_that_learn()
         losses_of = partial(losses_of_logits, self.readout, self._loss_function, labels=batch["labels"], count=count)
@@ -246,7 +270,58 @@ class DescentMixin(_Trainer):
             last = last + (losses_of(captured.logits.detach()[None])[0] - last).detach()
         losses = read.new_full((self.readout.num_layers + 1,), torch.nan)
         losses[[*layers, -1]] = torch.cat([read, last.reshape(1)])
-        return losses, logits
+        return losses, [logits], None
+
+    def _token_losses(
+        self, captured: Captured, batch: dict[str, Any], final: Tensor, count: Tensor
+    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """As `_layer_losses`, of a language model; the losses read here are detached.
+
+        Their gradient is that of the last thing returned: their sum, each weighed as in the objective.
+        """
+        L, layers, labels = self.readout.num_layers, self._layers_to_read(), shifted_labels(batch)
+        sampled = self._samples_tokens
+        if sampled:
+            args: Any = self.args
+            key = f"{args.seed} {self.state.global_step} {self._micro_batch} {self.accelerator.process_index}"
+            labels = sampled_labels(labels, args.token_share, key)
+            layers = [*layers, L]  # so that a violation compares two layers on the same tokens
+        states = captured.hidden_states
+        losses = final.new_full((L + 1,), torch.nan, dtype=torch.promote_types(final.dtype, torch.float32))
+        losses[-1] = final.detach()
+
+        def read(weights: Sequence[float]) -> Tensor:
+            smoothing = 0.0 if self.label_smoother is None else self.label_smoother.epsilon
+            chosen = {layer: weights[layer] for layer in layers}
+            with self.accelerator.autocast():
+                values, total = token_layer_losses(self.readout, states, labels, chosen, label_smoothing=smoothing)
+            losses[layers] = values.to(losses.dtype)
+            return total
+
+        total = None
+        if layers:
+            weights = [0.0] * (L + 1)
+            if torch.is_grad_enabled() and self._layers_that_learn():
+                if self.multipliers is not None and self.constraints.form == "ratio":
+                    read(weights)  # on which the weights of this form depend
+                weights = self._gradient_weights(losses)
+                weights[-1] -= 1  # the objective's own, on every token
+            total = read(weights)
+        if not sampled:
+            losses = torch.cat([losses[:-1], final.to(losses.dtype).reshape(1)])
+        return losses, [] if captured.logits is None else [captured.logits], total
+
+    @property
+    def _samples_tokens(self) -> bool:
+        """Whether the constraints are measured on a part of the tokens now."""
+        return torch.is_grad_enabled() and self.multipliers is not None and self._descent_args.token_share < 1
+
+    def _gradient_weights(self, losses: Tensor) -> list[float]:
+        """What the gradient of each layer's loss weighs in the objective, (L+1,)."""
+        if self._fixed_weights is not None:
+            return list(self._fixed_weights)
+        assert self.multipliers is not None
+        return self.constraints.gradient_weights(self.multipliers.values, losses.cpu()).tolist()
 
     @property
     def _loss_function(self) -> LossFunction | None:
@@ -382,6 +457,9 @@ class DescentMixin(_Trainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Trainer's loop; its metrics also hold the mean layer losses, the violations and `descent_score`.
 
+        Of a language model they hold the perplexity too, and every mean is one over tokens; the layers are those that
+        the constraints tie.
+
         Inputs have their noise of `input_gamma`, the same whenever it is run. In distributed evaluation the rows that
         fill the last batch count twice, at most one batch of them.
         """
@@ -396,6 +474,10 @@ class DescentMixin(_Trainer):
         if losses is not None and output.metrics is not None:
             prefix = kwargs.get("metric_key_prefix", "eval")
             output.metrics.update(evaluation_entries(losses, self.constraints, f"{prefix}_"))
+            if self._reads_tokens:
+                # Trainer's own mean is one over batches, whatever their numbers of tokens.
+                output.metrics[f"{prefix}_loss"] = losses[-1].item()
+                output.metrics[f"{prefix}_perplexity"] = losses[-1].exp().item()
         return output
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -58,14 +58,14 @@ class LogWindow:
 def loss_entries(losses: Tensor, constraints: DescentConstraints, prefix: str = "") -> dict[str, float]:
     """Layer losses and violations as flat log entries: `layer_loss/l`, `violation/l`, `max_violation`.
 
-    Layers that were not read out (NaN, off the grid) have no entry.
+    Layers that were not read out (NaN, off the grid) have no entry, nor have the constraints that tie them.
     """
     read = [layer for layer, loss in enumerate(losses.tolist()) if loss == loss]
-    return {
-        **_numbered(f"{prefix}layer_loss", read, losses[read]),
-        **_numbered(f"{prefix}violation", constraints.nodes[1:], constraints.violations(losses)),
-        f"{prefix}max_violation": max_violation(losses.tolist(), constraints),
-    }
+    entries = _numbered(f"{prefix}layer_loss", read, losses[read])
+    if set(constraints.nodes) <= set(read):
+        entries |= _numbered(f"{prefix}violation", constraints.nodes[1:], constraints.violations(losses))
+        entries[f"{prefix}max_violation"] = max_violation(losses.tolist(), constraints)
+    return entries
 
 
 def evaluation_entries(losses: Tensor, constraints: DescentConstraints, prefix: str) -> dict[str, float]:
