@@ -113,7 +113,7 @@ def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
 # What docs/architecture.md says of the modules: each imports only from those before it.
 ORDER = [
     {"errors"},
-    {"files", "environment", "layers", "models", "noise_kinds", "statistics", "tables"},
+    {"adapters", "files", "environment", "layers", "models", "noise_kinds", "statistics", "tables"},
     {"arrays", "descent"},
     {"duals", "readout", "perturbation", "recipes"},
     {"data", "training", "evaluation", "report"},

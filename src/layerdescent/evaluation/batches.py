@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import huggingface_hub
 import numpy as np
@@ -24,10 +24,14 @@ from tqdm import tqdm
 from transformers.data.data_collator import pad_without_fast_tokenizer_warning
 
 from layerdescent import models
+from layerdescent.adapters import adapter_base, load_adapter
 from layerdescent.errors import InputError, NonFiniteLossError, RunError
 from layerdescent.perturbation import Perturbation
-from layerdescent.readout import ProblemType, Readout
+from layerdescent.readout import READOUTS, ProblemType, Readout, next_token_losses
 from layerdescent.readout import problem_type as problem_type_of_head
+
+Kind = ProblemType | Literal["next_token"]
+"""What a head predicts; of a language model, the next token."""
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -252,11 +256,14 @@ def layer_outputs(
 
 
 def load_config(model: str | Path, revision: str | None = None) -> Any:
-    """The configuration of a checkpoint.
+    """The configuration of a checkpoint; of an adapter, that of the model it is for.
 
     Raises:
         InputError: There is no such checkpoint.
     """
+    base = adapter_base(model)
+    if base is not None:
+        model, revision = base
     try:
         if not Path(model).exists():
             _ask_hub_once(str(model), revision)
@@ -282,19 +289,29 @@ def _ask_hub_once(name: str, revision: str | None) -> None:
 def load_model(model: ModelOrPath) -> nn.Module:
     """A model as it is, or loaded from a checkpoint with the class that its configuration names.
 
+    An adapter is loaded with the model it is for, and merged into it where that loses no precision.
+
     Raises:
         InputError: There is no such checkpoint.
         RunError: The checkpoint is damaged.
     """
     if isinstance(model, nn.Module):
         return model
-    config = load_config(model)
+    if (base := adapter_base(model)) is not None:
+        return load_adapter(_loaded(*base), model)
+    return _loaded(model)
+
+
+def _loaded(model: str | Path, revision: str | None = None) -> nn.Module:
+    config = load_config(model, revision)
     name = (config.architectures or ["?"])[0]
     architecture = getattr(transformers, name, None) or getattr(models, name, None)
     if architecture is None:
         raise InputError(f"{model} was saved as {name}, which transformers does not have; load it and pass the model")
     try:
-        loaded, info = architecture.from_pretrained(model, output_loading_info=True, ignore_mismatched_sizes=True)
+        loaded, info = architecture.from_pretrained(
+            model, revision=revision, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except (OSError, SafetensorError, RuntimeError) as error:
         raise RunError(f"the checkpoint at {model} is damaged ({_line(error)}): save or download it again") from None
     wrong = sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])])
@@ -304,6 +321,18 @@ def load_model(model: ModelOrPath) -> nn.Module:
             f"another shape ({wrong[0]}): save it again, or train it first"
         )
     return loaded.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def reads_tokens(model: ModelOrPath) -> bool:
+    """Whether a model is a causal language model; a checkpoint is asked for its configuration alone.
+
+    Raises:
+        InputError: There is no such checkpoint.
+    """
+    if isinstance(model, nn.Module):
+        return Readout.for_model(model).reads_tokens
+    name = (load_config(model).architectures or ["?"])[0]
+    return name in READOUTS and READOUTS[name].losses is next_token_losses
 
 
 def load_tokenizer(processing_class: Any, model: ModelOrPath, data: Rows) -> Any:

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import nn
 from tqdm import tqdm
 
 from layerdescent.arrays import read_arrays, write_arrays
 from layerdescent.descent import DescentConstraints, feasible, monotone, shown
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation.batches import (
+    Kind,
     ModelOrPath,
     Rows,
     correctness,
@@ -36,15 +38,22 @@ from layerdescent.evaluation.diagnostics import (
     log_share,
     tightness,
 )
+from layerdescent.evaluation.texts import (
+    INVERSE_TEMPERATURES,
+    best_unigram_losses,
+    fit_inverse_temperatures,
+    text_losses,
+    token_counts,
+)
 from layerdescent.layers import CALIBRATED_FALL, every_layer, layers_in_words, rises
 from layerdescent.perturbation import Perturbation
-from layerdescent.readout import ProblemType, Readout
-from layerdescent.statistics import by_group, mean_intervals, method_name, simultaneous_upper_bounds
+from layerdescent.readout import Readout
+from layerdescent.statistics import by_count, by_group, mean_intervals, method_name, simultaneous_upper_bounds
 
 Array = NDArray[np.float64]
 CONFIDENCE = 0.95
 
-_ARRAYS = ("layer_losses", "labels", "correct", "calibrated_layer_losses", "erm_layer_losses", "groups")
+_ARRAYS = ("layer_losses", "labels", "correct", "calibrated_layer_losses", "erm_layer_losses", "groups", "constants")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +62,8 @@ class DescentProfile:
 
     Attributes:
         layer_losses: (N, L+1) float32, in the order of the data; column l is read from the output of layer l.
-        labels: (N,) or (N, K).
+        labels: (N,) or (N, K); of a language model, how many tokens of each text count: then the layer losses are means
+            over these, and every mean over texts counts each as often.
         kind: The head's problem type.
         constraints: What the words *feasible* and *shown* are measured against.
         correct: (N, L+1) bool, None for regression.
@@ -64,11 +74,12 @@ class DescentProfile:
         perturbation: The noise on the inputs, None when clean.
         groups: (N,) integers, the independent unit that each sample belongs to, such as its clip: intervals, bounds and
             flags treat these as the units; None where each sample stands for itself.
+        constants: (N,) the losses of the best constant predictor, where the labels do not say; None where they do.
     """
 
     layer_losses: NDArray[np.float32]
     labels: NDArray[Any]
-    kind: ProblemType
+    kind: Kind
     constraints: DescentConstraints
     correct: NDArray[np.bool_] | None = None
     calibration: Calibration | None = None
@@ -77,10 +88,19 @@ class DescentProfile:
     lambda_share: tuple[float, ...] | None = None
     perturbation: Mapping[str, Any] | None = None
     groups: NDArray[np.int64] | None = None
+    constants: NDArray[np.float32] | None = None
+
+    @property
+    def _counts(self) -> NDArray[Any] | None:
+        return self.labels if self.kind == "next_token" else None
 
     def _by_unit(self, samples: NDArray[Any]) -> Array:
         """Per-sample values (N, …) as values of the independent units, with the same means."""
-        return by_group(samples.T, self.groups).T
+        return by_group(by_count(samples.T, self._counts), self.groups).T
+
+    def _mean(self, samples: NDArray[Any]) -> Array:
+        """The mean of per-sample values (N, …), each as often as it counts."""
+        return np.average(samples.astype(np.float64), axis=0, weights=self._counts)
 
     @cached_property
     def unit_losses(self) -> Array:
@@ -90,7 +110,7 @@ class DescentProfile:
     @cached_property
     def mean_losses(self) -> Array:
         """F_0 … F_L, the mean layer losses (L+1,)."""
-        return self.layer_losses.mean(axis=0, dtype=np.float64)
+        return self._mean(self.layer_losses)
 
     @cached_property
     def intervals(self) -> Array:
@@ -138,13 +158,16 @@ class DescentProfile:
     @cached_property
     def constant_losses(self) -> Array:
         """The per-sample losses (N,) of the best constant predictor."""
+        if self.kind == "next_token":
+            assert self.constants is not None
+            return self.constants.astype(np.float64)
         return constant_predictor_losses(self.labels, self.kind)
 
     @cached_property
     def calibrated_losses(self) -> Array | None:
         """F_0 … F_L after calibration, (L+1,)."""
         samples = self.calibrated_layer_losses
-        return None if samples is None else samples.mean(axis=0, dtype=np.float64)
+        return None if samples is None else self._mean(samples)
 
     @cached_property
     def temperatures(self) -> Array | None:
@@ -155,8 +178,8 @@ class DescentProfile:
     def inflation(self) -> Array:
         """By how much every layer is worse than it need be, (L+1,); see `diagnostics.inflation`."""
         erm = self.erm_layer_losses
-        twin = None if erm is None else erm.mean(axis=0, dtype=np.float64)
-        return inflation(self.mean_losses, self.constant_losses, twin)
+        twin = None if erm is None else self._mean(erm)
+        return inflation(self.mean_losses, self._mean(self.constant_losses), twin)
 
     @cached_property
     def log_share(self) -> Array | None:
@@ -195,7 +218,7 @@ class DescentProfile:
             "violations": _floats(self.violations),
             "relative_violations": _floats(self.relative_violations),
             "verdict": self.verdict,
-            "constant_loss": float(self.constant_losses.mean()),
+            "constant_loss": float(self._mean(self.constant_losses)),
             "initial_inflation": float(self.inflation[0]),
             "inflation": _floats(self.inflation[1:]),
             "calibrated_losses": _floats(self.calibrated_losses),
@@ -275,6 +298,7 @@ def descent_profile(
     Args:
         model: A model, or the path or hub name of a checkpoint; trained by layerdescent or not.
         data: Rows `{"input_ids", "attention_mask", "labels", …}` or `{"pixel_values", "labels"}`: a list or a Dataset.
+            Of a language model the labels are tokens, -100 where no loss is wanted.
         processing_class: The tokenizer, for padding; taken from the checkpoint when a path is given.
         constraints: What to measure against; by default alpha = 0.05 on every layer.
         validation: Rows to fit each layer's temperature on. Without them descent is not checked after calibration.
@@ -306,15 +330,23 @@ def descent_profile(
     model = load_model(model)
     readout = Readout.for_model(model)
     constraints = _fitting_constraints(constraints, readout.num_layers)
+    known_of_all: dict[str, Any] = {
+        "constraints": constraints,
+        "erm_layer_losses": None if erm is None else erm.layer_losses,
+        "lambda_share": None if lambda_share is None else tuple(float(share) for share in lambda_share),
+        "perturbation": None if perturbation is None else perturbation.to_dict(),
+        "groups": None if groups is None else one_group_a_row(groups, len(data)),
+    }
+    if readout.reads_tokens:
+        _check_pair(erm, (len(data), constraints.num_layers + 1))
+        measured = _of_texts(model, readout, data, tests, validation, batch_size, tokenizer, perturbation, progress)
+        return DescentProfile(**known_of_all, **measured)
     kind = problem_type(readout, data)
     labels = labels_of(data, kind, readout.model.config.num_labels)
     if (labels == labels[0]).all():
         raise InputError(f"all {len(labels)} rows have the same label: a profile needs at least two different ones")
     shape = (len(data), constraints.num_layers + 1)
-    if erm is not None and erm.layer_losses.shape != shape:
-        raise InputError(
-            f"the ERM profile has {erm.layer_losses.shape} samples and layers, this one {shape}: pair them"
-        )
+    _check_pair(erm, shape)
     fits: list[list[int]] = []
     if validation is not None:
         fits = length_sorted(validation, batch_size)
@@ -344,15 +376,57 @@ def descent_profile(
         layer_losses=losses,
         labels=labels,
         kind=kind,
-        constraints=constraints,
         correct=None if kind == "regression" else correct,
         calibration=line,
         calibrated_layer_losses=None if line is None else calibrated,
-        erm_layer_losses=None if erm is None else erm.layer_losses,
-        lambda_share=None if lambda_share is None else tuple(float(share) for share in lambda_share),
-        perturbation=None if perturbation is None else perturbation.to_dict(),
-        groups=None if groups is None else one_group_a_row(groups, len(data)),
+        **known_of_all,
     )
+
+
+def _check_pair(erm: DescentProfile | None, shape: tuple[int, int]) -> None:
+    if erm is not None and erm.layer_losses.shape != shape:
+        raise InputError(
+            f"the ERM profile has {erm.layer_losses.shape} samples and layers, this one {shape}: pair them"
+        )
+
+
+def _of_texts(
+    model: nn.Module,
+    readout: Readout,
+    data: Rows,
+    tests: Sequence[Sequence[int]],
+    validation: Rows | None,
+    batch_size: int,
+    tokenizer: Any,
+    perturbation: Perturbation | None,
+    progress: bool,
+) -> dict[str, Any]:
+    """What is measured of a language model: the same, and never the logits of more than a chunk of tokens."""
+    counts, layers = token_counts(data), range(readout.num_layers + 1)
+    fits = [] if validation is None else length_sorted(validation, batch_size)
+    scales = np.ones((len(layers), 1))
+    with tqdm(total=len(fits) + len(tests), desc="profile", unit="batch", disable=not progress) as bar:
+        stream: dict[str, Any] = {"processing_class": tokenizer, "perturbation": perturbation, "bar": bar}
+        if validation is not None:
+            token_counts(validation)
+            grid = np.tile(INVERSE_TEMPERATURES, (len(layers), 1))
+            sums: Any = sum(
+                (batch.losses * batch.counts).sum(-1).numpy()
+                for batch in text_losses(model, validation, fits, layers=layers, scales=grid, **stream)
+            )
+            scales = np.stack([scales[:, 0], fit_inverse_temperatures(sums)], axis=1)
+        losses = np.empty((len(data), *scales.shape), np.float32)
+        for batch in text_losses(model, data, tests, layers=layers, scales=scales, **stream):
+            losses[batch.indices] = batch.losses.permute(2, 0, 1).numpy()
+    fitted = None if validation is None else Calibration(scales[:, 1], np.zeros(len(layers)))
+    return {
+        "layer_losses": losses[..., 0],
+        "labels": counts,
+        "kind": "next_token",
+        "calibration": fitted,
+        "calibrated_layer_losses": None if fitted is None else losses[..., 1],
+        "constants": best_unigram_losses(data, readout.model.config.vocab_size).astype(np.float32),
+    }
 
 
 def describe(profile: DescentProfile) -> list[str]:
@@ -373,7 +447,7 @@ def describe(profile: DescentProfile) -> list[str]:
         Nothing suspicious was found.
     """
     sentences = [_descent_sentence(profile), *_feasibility_sentence(profile), _calibration_sentence(profile)]
-    entropy, (low, _) = float(profile.constant_losses.mean()), profile.intervals[0]
+    entropy, (low, _) = float(profile._mean(profile.constant_losses)), profile.intervals[0]
     if low > entropy:
         sentences.append(
             f"F_0 = {profile.mean_losses[0]:.3f} lies above the best constant prediction ({entropy:.3f}): "
@@ -398,7 +472,7 @@ def _descent_sentence(profile: DescentProfile) -> str:
 
 
 def _count(profile: DescentProfile) -> str:
-    samples = f"{len(profile.layer_losses)} samples"
+    samples = f"{len(profile.layer_losses)} {'texts' if profile.kind == 'next_token' else 'samples'}"
     return samples if profile.groups is None else f"{samples} in {len(profile.unit_losses)} independent groups"
 
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from layerdescent.errors import InputError, RunError
 from layerdescent.evaluation.batches import (
+    Kind,
     ModelOrPath,
     Rows,
     correctness,
@@ -22,6 +23,7 @@ from layerdescent.evaluation.batches import (
     load_tokenizer,
     one_group_a_row,
     problem_type,
+    reads_tokens,
 )
 from layerdescent.evaluation.shelf import Shelf
 from layerdescent.evaluation.sweep_result import (
@@ -33,8 +35,15 @@ from layerdescent.evaluation.sweep_result import (
     common_seeds,
     trivial_predictors,
 )
+from layerdescent.evaluation.texts import (
+    INVERSE_TEMPERATURES,
+    fit_inverse_temperatures,
+    text_losses,
+    token_counts,
+    unigram_losses,
+)
 from layerdescent.perturbation import SHARE_KINDS, Perturbation
-from layerdescent.readout import ProblemType, Readout
+from layerdescent.readout import Readout
 
 Trivial = Callable[[NDArray[np.int64], Perturbation | None], Mapping[str, NDArray[np.float32]]]
 """(positions of rows (n,), noise or None) -> by name the values of predictors that have learned nothing, each (n,), or
@@ -75,6 +84,8 @@ def robustness_sweep(
 
     A sample's noise depends on its own tokens or pixels and the noise seed only, so every model meets the same noise.
     Where models restore pixels, as denoisers do, every value is also given with their outputs clipped to [0, 1].
+    Language models are measured by perplexity, of their last layer alone, and where there are validation rows once more
+    after one temperature for each model and level, fitted on these rows under the same noise.
     Clean inputs are the first setting, unless there is a `base`. Discrete noise is given by the expected share of
     replaced tokens; its gamma is found once, with the baseline on validation rows, and used for all models.
 
@@ -89,8 +100,8 @@ def robustness_sweep(
         noise_seeds: Each noisy setting is averaged over these draws, unit by unit.
         special_tokens: Whether [CLS], [SEP], <s> … get noise too.
         processing_class: The tokenizer; taken from the first checkpoint when paths are given.
-        validation: Rows to calibrate discrete noise on; only that kind needs them.
-        train_labels: Labels that the majority class is taken from; those of `data` by default.
+        validation: Rows to calibrate discrete noise and language models on.
+        train_labels: Labels that the majority class, or the unigram model, is taken from; those of `data` by default.
         baseline: The arm that the others are paired with, by seed; None (or one arm only) for no pairs.
         batch_size: Rows in a batch.
         bf16: Whether the models' forward passes run under autocast to bfloat16, clean ones included; the head, the
@@ -101,7 +112,8 @@ def robustness_sweep(
         groups: The independent unit (N,) that each row belongs to, such as its clip: intervals are over these.
         trivial: Predictors that have learned nothing, given positions of rows and the noise on them, None for none:
             per-row values for each name, with a second line of them for outputs clipped to [0, 1] where there are
-            such; by default the majority class or the mean label.
+            such; by default the majority class or the mean label, and for language models equal chances for all
+            tokens and their frequencies.
         store: A folder that keeps each finished (model, setting), so that an interrupted sweep goes on where it was.
             What is found there is used only if model, data, noise and precision are the same, byte by byte.
         progress: Whether a bar shows how long it still takes.
@@ -137,7 +149,15 @@ def robustness_sweep(
     whole = _Part(data, batch_size, shelf)
     part = whole if sample is None else _Part([data[row] for row in sample.tolist()], batch_size, shelf)
     batches = len(whole.batches) + sum(len(draws) for draws in noises) * len(part.batches)
-    evaluation = _Evaluation(whole, part, tokenizer, shelf, bf16)
+    of_language = [reads_tokens(model) for model in keyed.values()]
+    if any(of_language) and not all(of_language):
+        raise InputError("some of the models are language models and some are not: sweep them separately")
+    fitted = None
+    if any(of_language) and validation is not None:
+        fitted = _Part(validation, batch_size, shelf)
+        batches += (1 + sum(len(draws) for draws in noises)) * len(fitted.batches)
+    counts = token_counts(data) if any(of_language) else None
+    evaluation = _Evaluation(whole, part, tokenizer, shelf, bf16, any(of_language), fitted)
     with tqdm(total=len(keyed) * batches, desc="sweep", unit="batch", disable=not progress) as bar:
         for key, model in keyed.items():
             bar.set_postfix_str(f"{key[0]} seed {key[1]}")
@@ -145,7 +165,14 @@ def robustness_sweep(
             measurements[key] = [Measurement.average(draws) for draws in found]
     kind = evaluation.kind
     if trivial is None:
-        usual = trivial_predictors(labels_of(data, kind), kind, train_labels)
+        if kind == "next_token":
+            known: Any = [row["labels"] for row in data] if train_labels is None else train_labels
+            usual: dict[str, Any] = {
+                "equal chances": np.full(len(data), np.log(evaluation.vocabulary), np.float32),
+                "unigram model": unigram_losses(data, known, evaluation.vocabulary).astype(np.float32),
+            }
+        else:
+            usual = trivial_predictors(labels_of(data, kind), kind, train_labels)
         # A mean of pixels lies in [0, 1], so clipping leaves it as it is.
         lines = {name: np.stack([values] * (2 if whole.restored else 1)) for name, values in usual.items()}
         predictors = {
@@ -168,6 +195,7 @@ def robustness_sweep(
         bf16=bf16,
         noisy_units=sample,
         groups=None if groups is None else one_group_a_row(groups, len(data)),
+        counts=counts,
     )
 
 
@@ -183,12 +211,23 @@ class _Part:
 class _Evaluation:
     """Measures models on one data set; knows the heads' problem type once it has seen the first."""
 
-    def __init__(self, first: _Part, others: _Part, tokenizer: Any, shelf: Shelf, bf16: bool) -> None:
+    def __init__(
+        self,
+        first: _Part,
+        others: _Part,
+        tokenizer: Any,
+        shelf: Shelf,
+        bf16: bool,
+        of_language: bool,
+        fitted: _Part | None,
+    ) -> None:
         self.first, self.others, self.tokenizer, self.shelf, self.bf16 = first, others, tokenizer, shelf, bf16
-        self._kind: ProblemType | None = None
+        self.of_language, self.fitted = of_language, fitted  # the rows that temperatures are fitted on
+        self.vocabulary = 0
+        self._kind: Kind | None = None
 
     @property
-    def kind(self) -> ProblemType:
+    def kind(self) -> Kind:
         """The problem type of the models measured so far."""
         if self._kind is None:
             raise RunError("no model has been measured yet")
@@ -200,6 +239,8 @@ class _Evaluation:
         """For every setting one measurement a draw; the model is loaded when the first one is not stored."""
         # Nothing is said of the models' own precision: what was stored before there was a choice stays valid.
         identity = self.shelf.identity(model=model) | ({"bf16": True} if self.bf16 else {})
+        if self.fitted is not None:
+            identity |= {"fitted": self.fitted.identity}
         loaded = None
         for place, draws in enumerate(settings):
             part, found = self.first if place == 0 else self.others, []
@@ -210,10 +251,12 @@ class _Evaluation:
                 if stored is not None and ("clipped" in stored[0] or not part.restored):
                     arrays, header = stored
                     self._see(header["kind"])
-                    bar.update(len(part.batches))
+                    self.vocabulary = header.get("vocabulary", 0)
+                    bar.update(len(part.batches) + (len(self.fitted.batches) if self.fitted else 0))
                 else:
                     loaded = self._load(model) if loaded is None else loaded
-                    arrays, header = self._run(loaded, part, noise, bar)
+                    run = self._run_texts if self.of_language else self._run
+                    arrays, header = run(loaded, part, noise, bar)
                     self.shelf.put(this, arrays, header)
                 found.append(Measurement(**arrays, realised_share=header["realised_share"]))
             yield found
@@ -222,14 +265,19 @@ class _Evaluation:
         """The model, once it is clear that the labels fit its head."""
         loaded = load_model(model)
         readout = Readout.for_model(loaded)
+        if self.of_language:
+            self._see("next_token")
+            self.vocabulary = readout.model.config.vocab_size
+            return loaded
         self._see(problem_type(readout, self.first.rows))
-        labels_of(self.first.rows, self.kind, readout.model.config.num_labels)
+        kind: Any = self.kind
+        labels_of(self.first.rows, kind, readout.model.config.num_labels)
         return loaded
 
     def _run(
         self, model: nn.Module, part: _Part, noise: Perturbation | None, bar: "tqdm[Any]"
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        kind = self.kind
+        kind: Any = self.kind
         values, losses = np.empty(len(part.rows), np.float32), np.empty(len(part.rows), np.float32)
         readout = Readout.for_model(model)
         total, clipped = np.zeros(readout.num_layers + 1), np.empty(len(part.rows), np.float32)
@@ -247,7 +295,36 @@ class _Evaluation:
         arrays |= {"clipped": clipped} if part.restored else {}
         return arrays, {"kind": kind, "realised_share": None if noise is None else _realised(noise)}
 
-    def _see(self, kind: ProblemType) -> None:
+    def _run_texts(
+        self, model: nn.Module, part: _Part, noise: Perturbation | None, bar: "tqdm[Any]"
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """As `_run`, of a language model: nats a token of every text, as they are and after one temperature."""
+        last = Readout.for_model(model).num_layers
+        stream: dict[str, Any] = {
+            "layers": [last],
+            "processing_class": self.tokenizer,
+            "perturbation": noise,
+            "bf16": self.bf16,
+            "bar": bar,
+        }
+        scales = [1.0]
+        if self.fitted is not None:
+            batches = text_losses(model, self.fitted.rows, self.fitted.batches, scales=[INVERSE_TEMPERATURES], **stream)
+            sums = np.sum([(batch.losses * batch.counts).sum(-1).numpy() for batch in batches], axis=0)
+            scales.append(float(fit_inverse_temperatures(sums)[0]))
+        found = np.empty((len(part.rows), len(scales)), np.float32)
+        counts = np.empty(len(part.rows))
+        for batch in text_losses(model, part.rows, part.batches, scales=[scales], **stream):
+            found[batch.indices], counts[batch.indices] = batch.losses[0].T.numpy(), batch.counts.numpy()
+        means = np.full(last + 1, np.nan)
+        means[last] = np.average(found[:, 0].astype(np.float64), weights=counts)
+        arrays: dict[str, NDArray[Any]] = {"values": found[:, 0], "losses": found[:, 0], "layer_losses": means}
+        if len(scales) > 1:
+            arrays |= {"calibrated": found[:, 1], "temperature": np.array([1 / scales[1]])}
+        header = {"kind": "next_token", "realised_share": None if noise is None else _realised(noise)}
+        return arrays, header | {"vocabulary": self.vocabulary}
+
+    def _see(self, kind: Kind) -> None:
         if self._kind not in (None, kind):
             raise InputError(f"the models have different heads, {self._kind} and {kind}: sweep them separately")
         self._kind = kind

@@ -9,8 +9,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from layerdescent.evaluation.batches import Kind
 from layerdescent.readout import ProblemType
-from layerdescent.statistics import by_group, paired_difference, paired_root_difference
+from layerdescent.statistics import (
+    by_count,
+    by_group,
+    paired_difference,
+    paired_exponential_difference,
+    paired_root_difference,
+)
 from layerdescent.tables import condition
 
 Array = NDArray[np.float64]
@@ -42,7 +49,8 @@ CLEAN = Setting("none", 0.0)
 class Measurement:
     """One model under one setting: per unit the value (1 where right, squared error for regression) and last loss.
 
-    Of a model that restores pixels also the squared error of its output clipped to [0, 1].
+    Of a model that restores pixels also the squared error of its output clipped to [0, 1]. Of a language model the
+    value is the mean nats of a token, there may be that after one temperature, and losses of layers not read are NaN.
     """
 
     values: NDArray[np.float32]  # (N,)
@@ -50,18 +58,24 @@ class Measurement:
     layer_losses: Array  # (L+1,) means over the units
     realised_share: float | None
     clipped: NDArray[np.float32] | None = None  # (N,)
+    calibrated: NDArray[np.float32] | None = None  # (N,)
+    temperature: NDArray[np.float64] | None = None  # (1,)
 
     @staticmethod
     def average(parts: "Sequence[Measurement]") -> "Measurement":
         """The mean over noise seeds: they are further draws for the same units, not further units."""
         shares = [part.realised_share for part in parts if part.realised_share is not None]
         clipped = [part.clipped for part in parts if part.clipped is not None]
+        calibrated = [part.calibrated for part in parts if part.calibrated is not None]
+        temperatures = [part.temperature for part in parts if part.temperature is not None]
         return Measurement(
             np.mean([part.values for part in parts], axis=0, dtype=np.float32),
             np.mean([part.losses for part in parts], axis=0, dtype=np.float32),
             np.mean([part.layer_losses for part in parts], axis=0),
             float(np.mean(shares)) if shares else None,
             np.mean(clipped, axis=0, dtype=np.float32) if clipped else None,
+            np.mean(calibrated, axis=0, dtype=np.float32) if calibrated else None,
+            np.mean(temperatures, axis=0) if temperatures else None,
         )
 
 
@@ -70,7 +84,7 @@ class SweepResult:
     """The measurements of all models under all settings, on the same units and under the same noise.
 
     Attributes:
-        kind: The heads' problem type; the metric is accuracy, or rmse for regression.
+        kind: The heads' problem type; the metric is accuracy, rmse for regression, perplexity of language models.
         settings: The settings; the first one is what models meet in training, clean unless they are denoisers.
         measurements: For every (arm, seed) one measurement a setting.
         baseline: The arm that the others are compared with; None for none.
@@ -80,9 +94,10 @@ class SweepResult:
         noisy_units: Positions of the units that all but the first setting were measured on; None for all N.
         groups: (N,) the independent unit that each one belongs to, such as a clip; None where each stands for itself.
         trivial_clipped: As `trivial`, of outputs clipped to [0, 1]; those that have such.
+        counts: (N,) how often each unit counts, of texts their numbers of tokens; None where each counts once.
     """
 
-    kind: ProblemType
+    kind: Kind
     settings: Sequence[Setting]
     measurements: Mapping[Key, Sequence[Measurement]]
     baseline: str | None
@@ -92,6 +107,7 @@ class SweepResult:
     noisy_units: NDArray[np.int64] | None = None
     groups: NDArray[np.int64] | None = None
     trivial_clipped: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
+    counts: NDArray[np.int64] | None = None
 
     @property
     def restores_pixels(self) -> bool:
@@ -99,14 +115,25 @@ class SweepResult:
         return all(found.clipped is not None for row in self.measurements.values() for found in row)
 
     @property
-    def metric(self) -> Literal["accuracy", "rmse"]:
+    def metric(self) -> Literal["accuracy", "rmse", "perplexity"]:
         """What the values are."""
+        if self.kind == "next_token":
+            return "perplexity"
         return "rmse" if self.kind == "regression" else "accuracy"
 
     def _value(self, values: NDArray[Any]) -> float:
-        """The metric of per-unit values: their mean, or its root where they are squared errors."""
+        """The metric of per-unit values: their mean, its root of squared errors, its exponential of nats."""
         mean = float(np.mean(values, dtype=np.float64))
+        if self.metric == "perplexity":
+            return math.exp(mean)
         return math.sqrt(mean) if self.metric == "rmse" else mean
+
+    def _weighted(self, values: NDArray[Any], setting: int, of: Any = slice(None)) -> NDArray[Any]:
+        """Per-unit values (…, N) of a setting, or of some units, as a mean takes them: as often as each counts."""
+        if self.counts is None:
+            return values[..., of]
+        counts = self.counts if setting == 0 or self.noisy_units is None else self.counts[self.noisy_units]
+        return by_count(values[..., of], counts[of])
 
     def _against(
         self, arm: str, against: str, values_of: Callable[..., NDArray[Any]], groups: NDArray[Any] | None
@@ -116,11 +143,29 @@ class SweepResult:
         if self.restores_pixels:
             inside = self._paired(values_of(arm, clipped=True), values_of(against, clipped=True), groups)
             found["clipped"] = {name: inside[name] for name in ("difference", "ci95")}
+        if self.metric == "perplexity":
+            found["nats"] = self._in_nats(values_of(arm), values_of(against), groups)
+            if self.is_calibrated:
+                pair = values_of(arm, calibrated=True), values_of(against, calibrated=True)
+                found["calibrated"] = {
+                    **{name: self._paired(*pair, groups)[name] for name in ("difference", "ci95")},
+                    "nats": self._in_nats(*pair, groups),
+                }
         return found
+
+    def _in_nats(self, values: NDArray[Any], against: NDArray[Any], groups: NDArray[Any] | None) -> dict[str, Any]:
+        fields = paired_difference(by_group(values, groups), by_group(against, groups)).to_dict()
+        return {"difference": fields["value"], "ci95": fields["ci95"]}
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether every value is there after one temperature too."""
+        return all(found.calibrated is not None for row in self.measurements.values() for found in row)
 
     def _paired(self, values: NDArray[Any], against: NDArray[Any], groups: NDArray[Any] | None) -> dict[str, Any]:
         """The paired difference of the metric, with its interval."""
-        estimate = paired_root_difference if self.metric == "rmse" else paired_difference
+        estimates = {"rmse": paired_root_difference, "perplexity": paired_exponential_difference}
+        estimate = estimates.get(self.metric, paired_difference)
         fields = estimate(by_group(values, groups), by_group(against, groups)).to_dict()
         return {"difference": fields.pop("value")} | fields
 
@@ -134,12 +179,22 @@ class SweepResult:
         return sorted(seed for name, seed in self.measurements if name == arm)
 
     def values(
-        self, arm: str, setting: int, seeds: Sequence[int] | None = None, *, clipped: bool = False
-    ) -> NDArray[np.float32]:
-        """The per-unit values (S, N) of an arm under the setting of that position, of clipped outputs if asked."""
+        self,
+        arm: str,
+        setting: int,
+        seeds: Sequence[int] | None = None,
+        *,
+        clipped: bool = False,
+        calibrated: bool = False,
+        of: Any = slice(None),
+    ) -> NDArray[Any]:
+        """The per-unit values (S, N) of an arm under the setting of that position; their mean is what is compared.
+
+        If asked, of clipped outputs, or after one temperature.
+        """
         found = [self.measurements[arm, seed][setting] for seed in seeds or self.seeds(arm)]
-        rows = [one.clipped if clipped else one.values for one in found]
-        return np.stack([row for row in rows if row is not None])
+        rows = [one.clipped if clipped else one.calibrated if calibrated else one.values for one in found]
+        return self._weighted(np.stack([row for row in rows if row is not None]), setting, of)
 
     def _groups(self, setting: int) -> NDArray[np.int64] | None:
         """The groups of the units that a setting was measured on."""
@@ -149,17 +204,22 @@ class SweepResult:
 
     def noise(self, arm: str, seed: int) -> list[dict[str, Any]]:
         """One model's values under every setting, as the `noise` list of a results file."""
-        return [
-            setting.to_dict()
-            | {
-                "value": self._value(found.values),
-                "loss": float(found.losses.mean(dtype=np.float64)),
-                "layer_losses": found.layer_losses.tolist(),
+        rows = []
+        for place, (setting, found) in enumerate(zip(self.settings, self.measurements[arm, seed], strict=True)):
+            row = setting.to_dict() | {
+                "value": self._value(self._weighted(found.values, place)),
+                "loss": float(self._weighted(found.losses, place).mean(dtype=np.float64)),
+                "layer_losses": [None if math.isnan(loss) else loss for loss in found.layer_losses.tolist()],
                 "realised_share": found.realised_share,
             }
-            | ({} if found.clipped is None else {"value_clipped": self._value(found.clipped)})
-            for setting, found in zip(self.settings, self.measurements[arm, seed], strict=True)
-        ]
+            if found.clipped is not None:
+                row["value_clipped"] = self._value(found.clipped)
+            if found.calibrated is not None and found.temperature is not None:
+                nats = self._weighted(found.calibrated, place)
+                row |= {"value_calibrated": self._value(nats), "loss_calibrated": float(nats.mean())}
+                row["temperature"] = float(found.temperature[0])
+            rows.append(row)
+        return rows
 
     def paired(self) -> list[dict[str, Any]]:
         """Every arm against the baseline under every setting, paired over the seeds that both have and over units."""
@@ -202,7 +262,7 @@ class SweepResult:
         return [
             {"name": name}
             | setting.to_dict()
-            | {"value": self._value(values[place])}
+            | {"value": self._value(self._weighted(values[place], place))}
             | ({"value_clipped": self._value(clipped[place])} if (clipped := self.trivial_clipped.get(name)) else {})
             for name, values in self.trivial.items()
             for place, setting in enumerate(self.settings)
@@ -214,13 +274,16 @@ class SweepResult:
         for clipped, predictors in enumerate((self.trivial, self.trivial_clipped if self.restores_pixels else {})):
             for name, trivial in predictors.items():
                 for place, setting in enumerate(self.settings):
-                    bar = self._value(trivial[place])
+                    bar = self._value(self._weighted(trivial[place], place) if not clipped else trivial[place])
                     scores = [self._value(self.values(arm, place, clipped=bool(clipped))) for arm in self.arms]
-                    best = min(scores) if self.metric == "rmse" else max(scores)
-                    if best >= bar if self.metric == "rmse" else best <= bar:
+                    lower = self.metric != "accuracy"
+                    best = min(scores) if lower else max(scores)
+                    if (best >= bar) if lower else (best <= bar):
+                        unusable = name == "unigram model"
                         sentences.append(
                             f"{condition(setting.to_dict())}{', clipped' if clipped else ''}: no arm beats the trivial "
-                            f"predictor {name!r} ({self.metric} {bar:.3g}; the best arm has {best:.3g})."
+                            f"predictor {name!r} ({self.metric} {bar:.3g}; the best arm has {best:.3g})"
+                            f"{': all are unusable there' if unusable else ''}."
                         )
         return sentences
 
@@ -257,12 +320,22 @@ class SweepResult:
         places.sort(key=lambda place: self.settings[place].level)
         return places, [self.settings[place].level for place in places]
 
-    def _area(self, arm: str, kind: str, seeds: Sequence[int] | None = None, *, clipped: bool = False) -> Array:
+    def _area(
+        self,
+        arm: str,
+        kind: str,
+        seeds: Sequence[int] | None = None,
+        *,
+        clipped: bool = False,
+        calibrated: bool = False,
+    ) -> Array:
         """Normalised areas (S, N) of the units that noise was measured on."""
         places, levels = self._axis(kind)
         of_all = slice(None) if self.noisy_units is None else self.noisy_units
         curves = [
-            self.values(arm, place, seeds, clipped=clipped)[:, of_all if place == 0 else slice(None)]
+            self.values(
+                arm, place, seeds, clipped=clipped, calibrated=calibrated, of=of_all if place == 0 else slice(None)
+            )
             for place in places
         ]
         area = np.trapezoid(np.stack(curves).astype(np.float64), levels, axis=0)

@@ -9,7 +9,7 @@ from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 
 from layerdescent.errors import InputError
-from layerdescent.readout.losses import mean_loss
+from layerdescent.readout.losses import mean_loss, next_token_losses
 from layerdescent.readout.spec import Model, ReadoutSpec
 from layerdescent.readout.table import readout_spec
 
@@ -87,6 +87,11 @@ class Readout:
     def num_layers(self) -> int:
         """L: the model returns L + 1 hidden states, the first of them its embeddings."""
         return self.spec.num_layers(self.model)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the model predicts a token at every position, so that its head is what costs: a language model."""
+        return self.spec.losses is next_token_losses
 
     @property
     def needs_hidden_states(self) -> dict[str, bool]:

@@ -53,7 +53,7 @@ from layerdescent.training.objectives import layers_with_gradient
 from layerdescent.training.progress import SHORT_LINES, GrowthWatch
 from layerdescent.training.records import LogWindow, descent_history, evaluation_entries
 from layerdescent.training.selection import is_feasible_score
-from layerdescent.training.tokens import reads_tokens, sampled_labels, shifted_labels, token_layer_losses
+from layerdescent.training.tokens import sampled_labels, shifted_labels, token_layer_losses
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
@@ -127,7 +127,7 @@ class DescentMixin(_Trainer):
         # What the objective weighs the layers with, and None where the multipliers decide.
         self._fixed_weights = None if self.multipliers is not None else args.fixed_weights(L)
         # A loss function of the user's wants logits, and gets them.
-        self._reads_tokens = reads_tokens(self.readout) and self.compute_loss_func is None
+        self._reads_tokens = self.readout.reads_tokens and self.compute_loss_func is None
         if args.token_share < 1 and not self._reads_tokens:
             raise InputError(
                 f"token_share is {args.token_share:g}, and {type(self.readout.model).__name__} with this loss is not "

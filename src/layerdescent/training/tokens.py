@@ -11,21 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerdescent.readout import Readout, next_token_labels, next_token_losses
+from layerdescent.readout import Readout, next_token_labels
 from layerdescent.readout.fused import fused_layer_losses
 from layerdescent.readout.sampling import sample_fixed_tokens
-
-
-def reads_tokens(readout: Readout) -> bool:
-    """Whether a model predicts a token at every position, so that its head is what costs.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=4, n_head=1, n_layer=1, vocab_size=9))
-        >>> reads_tokens(Readout.for_model(model))
-        True
-    """
-    return readout.spec.losses is next_token_losses
 
 
 def shifted_labels(batch: Mapping[str, Any]) -> Tensor:
