@@ -562,8 +562,8 @@ def _rows(
     from datasets import ClassLabel
 
     from layerdescent.data import load_text, prepare, renumbered, tokenise
-    from layerdescent.evaluation.batches import load_config, stored_tokenizer
-    from layerdescent.recipes import VideoRecipe, load_recipe
+    from layerdescent.evaluation.batches import load_config, reads_tokens, stored_tokenizer
+    from layerdescent.recipes import InstructionsRecipe, VideoRecipe, load_recipe
     from layerdescent.tasks import task_of
 
     recipe = load_recipe(data.removeprefix("recipe:")) if data.startswith("recipe:") else None
@@ -582,8 +582,16 @@ def _rows(
         windows, _ = task.prepare(progress=False)
         part = getattr(windows, split)
         return _MeasuredOn(part, windows.validation, None, task.base, task.units(part))
-    classes = _classes(models)
     tokenizer = stored_tokenizer(models[0])
+    of_language = [reads_tokens(model) for model in models]
+    if any(of_language) or isinstance(recipe, InstructionsRecipe):
+        if not all(of_language) or not (recipe is None or isinstance(recipe, InstructionsRecipe)):
+            raise InputError(
+                f"--data {data} and the models {', '.join(models)} do not fit: language models are measured on "
+                "instructions, and nothing else is"
+            )
+        return _instructions(recipe, data, split, validation_split, tokenizer, max_length, limit)
+    classes = _classes(models)
     if recipe is not None:
         prepared = prepare(recipe.data, tokenizer)
         test, validation = (
@@ -597,6 +605,25 @@ def _rows(
         names = kind.names if isinstance(kind, ClassLabel) else None
         tokenised = tokenise(rows, tokenizer, min(max_length, tokenizer.model_max_length), limit)
         parts.append(renumbered(tokenised, names, classes))
+    return _MeasuredOn(parts[0], parts[1] if validation_split else None, tokenizer)
+
+
+def _instructions(
+    recipe: Any, data: str, split: str, validation_split: str | None, tokenizer: Any, max_length: int, limit: int
+) -> _MeasuredOn:
+    """Prompts and responses: of a recipe, or of a file whose one part is read whatever it is called."""
+    from layerdescent.data import encode_instructions, load_instructions
+    from layerdescent.tasks import task_of
+
+    if recipe is not None:
+        prepared, _ = task_of(recipe).prepare(progress=False)
+        part = getattr(prepared, split)
+        return _MeasuredOn(part.select(range(min(limit, len(part)))), prepared.validation, tokenizer)
+    parts: list[Any] = []
+    for name in filter(None, (split, validation_split)):
+        rows = load_instructions(data, None if data.endswith((".json", ".jsonl", ".gz")) else name)
+        longest = min(max_length, tokenizer.model_max_length)
+        parts.append(encode_instructions(rows[:limit], tokenizer, longest).rows)
     return _MeasuredOn(parts[0], parts[1] if validation_split else None, tokenizer)
 
 

@@ -135,8 +135,9 @@ def training_config(run: Run, progress: bool) -> DescentConfig:
             raise InputError(
                 f"{where}: {name} is {value!r}: give at least {low}" + (f", at most {high}" if high < math.inf else "")
             )
-    if settings.get("label_smoothing_factor") and run.recipe.data.task != "classification":
-        raise InputError(f"{where}: label_smoothing_factor needs classes, and data.task is {run.recipe.data.task}")
+    task: str = run.recipe.data.task
+    if settings.get("label_smoothing_factor") and task not in ("classification", "next-token"):
+        raise InputError(f"{where}: label_smoothing_factor needs classes, and data.task is {task}")
     evaluated = settings.get("eval_strategy", "epoch")
     # The newest checkpoint serves resuming, the best one the selection on clean validation data.
     defaults: dict[str, Any] = {
@@ -150,6 +151,8 @@ def training_config(run: Run, progress: bool) -> DescentConfig:
         "dataloader_pin_memory": torch.accelerator.is_available(),
         "report_to": "none",
         "per_device_eval_batch_size": run.recipe.evaluation.batch_size,
+        # Logits of a whole validation part, of a language model, are larger than any memory.
+        "prediction_loss_only": task == "next-token",
     }
     fixed = {"output_dir": str(run.checkpoints), "seed": run.seed, "data_seed": run.seed, "disable_tqdm": not progress}
     try:
@@ -252,19 +255,22 @@ def _metric(metric: str, task: str) -> Callable[[EvalPrediction], dict[str, floa
 
 def _train(run: Run, data: Prepared, tokenizer: PreTrainedTokenizerBase | None, progress: bool) -> None:
     config = training_config(run, progress)
-    set_seed(run.seed)  # the new head is drawn here
+    set_seed(run.seed)  # the new head, or the adapters, are drawn here
     timer = _StepTimer()
     callbacks: list[TrainerCallback] = [timer]
     if run.recipe.frontier and run.recipe.frontier.checkpoints and run.arm == run.recipe.baseline:
         callbacks.append(_KeepWeights(run.folder / "along", run.recipe.frontier.checkpoints))
+    task, metric = task_of(run.recipe), run.recipe.metric
     trainer = DescentTrainer(
-        model=task_of(run.recipe).new_model(data),
+        model=task.new_model(data),
         args=config,
         train_dataset=data.train,
         eval_dataset=data.validation,
         processing_class=tokenizer,
         callbacks=callbacks,
-        compute_metrics=_metric(run.recipe.metric, run.recipe.data.task),
+        data_collator=task.collator(tokenizer),
+        # The trainer knows the perplexity itself.
+        compute_metrics=None if metric == "perplexity" else _metric(metric, run.recipe.data.task),
     )
     if not progress:
         trainer.remove_callback(DescentPrinter)

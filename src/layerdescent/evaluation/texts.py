@@ -25,7 +25,7 @@ from layerdescent.readout.losses import IGNORED
 
 Array = NDArray[np.float64]
 
-INVERSE_TEMPERATURES = (1e-3, *np.geomspace(0.02, 2.0, 13).tolist(), 4.0)
+INVERSE_TEMPERATURES = (1e-3, *np.geomspace(0.02, 10.0, 16).tolist())
 """Where the mean loss is looked at for the best 1/T of a layer; in between it is a parabola in log(1/T). [C]"""
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from layerdescent.errors import InputError
 from layerdescent.recipes.common import nearest
-from layerdescent.recipes.schema import Recipe, VideoRecipe
+from layerdescent.recipes.schema import InstructionsRecipe, Recipe, VideoRecipe
 from layerdescent.recipes.yaml_text import read_yaml
 
 
@@ -44,9 +44,10 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         _override(content, override)
     data = content.get("data")
     named = data.get("kind") if isinstance(data, dict) else None
-    if named not in (None, "video"):
-        raise InputError(f"{where}: data.kind is {named!r}: say video, or leave it out for text")
-    kind = Recipe if named is None else VideoRecipe
+    kinds: dict[str | None, type[Recipe]] = {None: Recipe, "video": VideoRecipe, "instructions": InstructionsRecipe}
+    if named not in kinds:
+        raise InputError(f"{where}: data.kind is {named!r}: say video or instructions, or leave it out for text")
+    kind = kinds[named]
     try:
         return kind.model_validate(content)
     except ValidationError as error:

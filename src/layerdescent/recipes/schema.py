@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from layerdescent.noise_kinds import KINDS, PIXEL_KINDS, SHARE_KINDS, Kind, replaced_units
 from layerdescent.recipes.common import Count, Level, Section, Seed, Seeds, Share
+from layerdescent.recipes.instructions import InstructionsSpec, LanguageModelSpec
 from layerdescent.recipes.text import DataSpec, ModelSpec, ShiftSpec
 from layerdescent.recipes.video import NetworkSpec, VideoSpec, WholeFramesSpec
 from layerdescent.recipes.yaml_text import write_yaml
@@ -96,7 +97,7 @@ class SearchSpec(Section):
 
     price: Level | None = None
     """What an arm under constraints may cost in clean validation value against the baseline's best, stated before
-    anything is tried: accuracy as a fraction, RMSE relative; null is 0.003 (0.3 points) and 0.01 (1 %)."""
+    anything is tried: accuracy as a fraction, RMSE and perplexity relative; null is 0.003 (0.3 points), 0.01 (1 %)."""
     seeds: Seeds | None = None
     """Of every trial; null is the recipe's first seed."""
     arms: Annotated[dict[ArmName, dict[str, list[Any]]], Field(min_length=1)]
@@ -166,7 +167,7 @@ class Recipe(Section):
     evaluation: EvaluationSpec = EvaluationSpec()
     frontier: FrontierSpec | None = None
     search: SearchSpec | None = None
-    metric: Literal["accuracy", "rmse"] = "accuracy"
+    metric: Literal["accuracy", "rmse", "perplexity"] = "accuracy"
 
     noise_kinds: ClassVar[tuple[Kind, ...]] = KINDS
 
@@ -182,7 +183,7 @@ class Recipe(Section):
     def _fits_together(self) -> Self:
         if self.baseline not in self.arms:
             raise ValueError(f"the baseline {self.baseline!r} is not among the arms ({', '.join(self.arms)})")
-        if (self.data.task == "regression") != (self.metric == "rmse"):
+        if self.metric != {"regression": "rmse", "next-token": "perplexity"}.get(self.data.task, "accuracy"):
             raise ValueError(f"metric {self.metric} does not fit data.task {self.data.task}")
         for arm in self.search.arms if self.search else ():
             if arm not in self.arms:
@@ -230,6 +231,26 @@ class Recipe(Section):
         return hashlib.sha256(json.dumps(_canonical(content), sort_keys=True).encode()).hexdigest()[:16]
 
 
+class InstructionsRecipe(Recipe):
+    """A recipe whose data are instructions: a causal language model learns their responses."""
+
+    model: LanguageModelSpec  # type: ignore[assignment]  # another section of the same place
+    data: InstructionsSpec  # type: ignore[assignment]
+    metric: Literal["accuracy", "rmse", "perplexity"] = "perplexity"
+
+    @model_validator(mode="after")
+    def _fits_its_data(self) -> Self:
+        if self.evaluation.shift:
+            raise ValueError(
+                "evaluation.shift is for texts with labels; measure other instructions by a recipe of their own"
+            )
+        if self.evaluation.whole_frames or self.evaluation.pictures:
+            raise ValueError("evaluation.whole_frames and evaluation.pictures are for video")
+        if self.frontier and self.frontier.width:
+            raise ValueError("frontier.width is for video: a pretrained model has the width that it has")
+        return self
+
+
 class VideoRecipe(Recipe):
     """A recipe whose data are video: its models take noise out of windows of patches over time.
 
@@ -239,7 +260,7 @@ class VideoRecipe(Recipe):
 
     model: NetworkSpec  # type: ignore[assignment]  # another section of the same place
     data: VideoSpec  # type: ignore[assignment]
-    metric: Literal["accuracy", "rmse"] = "rmse"
+    metric: Literal["accuracy", "rmse", "perplexity"] = "rmse"
 
     noise_kinds: ClassVar[tuple[Kind, ...]] = PIXEL_KINDS
 

@@ -65,7 +65,7 @@ class Search(Part):
     command: str | None = None
     recipe: dict[str, Any] = Field(default_factory=dict)
     environment: dict[str, Any] = Field(default_factory=dict)
-    metric: Literal["accuracy", "rmse"]
+    metric: Literal["accuracy", "rmse", "perplexity"]
     baseline: str
     price: float
     seeds: list[int]

@@ -113,6 +113,8 @@ def _truncation(results: Results) -> str:
     """How many texts were read only in part, where that is a good part of them."""
     shares, length = results.data.get("truncated"), results.data.get("max_length")
     share = shares.get("train", 0) if isinstance(shares, dict) else 0
+    if "response_tokens" in results.data:  # of instructions it is how many rows
+        share /= max(1, results.data["rows"]["train"])
     return (
         f" {100 * share:.0f} % of the training texts are longer than {length} tokens and were cut."
         if share > 0.1

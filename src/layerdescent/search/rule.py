@@ -25,7 +25,7 @@ DUAL_FIELDS = frozenset(
 )
 """How the multipliers move. Every other field says what is asked, or how the primal side trains: a variant."""
 
-DEFAULT_PRICE = {"accuracy": 0.003, "rmse": 0.01}
+DEFAULT_PRICE = {"accuracy": 0.003, "rmse": 0.01, "perplexity": 0.01}
 """What a constrained arm may cost where the recipe does not say: 0.3 points, 1 %."""
 
 _EPSILON = 1e-9  # equal but for rounding: 0.85 - 0.003 is not quite 0.847
@@ -72,14 +72,14 @@ class Choice:
 def price_paid(value: float, best: float, metric: str) -> float:
     """What a value costs against the best one; below 0 where it is better.
 
-        accuracy   best - value        as a fraction
-        rmse       value / best - 1    relative
+        accuracy            best - value        as a fraction
+        rmse, perplexity    value / best - 1    relative
 
     Example:
         >>> round(price_paid(0.84, 0.85, "accuracy"), 6), round(price_paid(0.0404, 0.04, "rmse"), 6)
         (0.01, 0.01)
     """
-    if metric == "rmse":
+    if metric != "accuracy":
         return value / best - 1 if best > 0 else (0.0 if value <= best else math.inf)
     return best - value
 
@@ -89,7 +89,7 @@ def choose_best(candidates: Sequence[Candidate], metric: str) -> Choice:
 
     Args:
         candidates: one for each combination of settings, in the order of the recipe.
-        metric: "accuracy" (higher is better) or "rmse" (lower is better).
+        metric: "accuracy" (higher is better), "rmse" or "perplexity" (lower is better).
 
     Source: our choice [C].
 
@@ -123,7 +123,7 @@ def choose_under_constraints(
         candidates: one for each combination of settings, in the order of the recipe.
         best: the baseline's best clean validation value.
         price: what may be paid of it, stated beforehand; see `price_paid`.
-        metric: "accuracy" or "rmse".
+        metric: "accuracy", "rmse" or "perplexity".
         baseline: its name, for the reason.
 
     Raises:
@@ -230,7 +230,7 @@ def _all_failed(candidates: Sequence[Candidate]) -> Choice:
 def _cost(row: Candidate, metric: str) -> float:
     """The value so turned that lower is better."""
     assert row.value is not None
-    return row.value if metric == "rmse" else -row.value
+    return -row.value if metric == "accuracy" else row.value
 
 
 def _within(row: Candidate, best: float, price: float, metric: str) -> bool:

@@ -32,7 +32,7 @@ from layerdescent.experiment import check_settings, claim_folder, load_data, res
 from layerdescent.files import read_json, write_json, write_text
 from layerdescent.models import MEAN_POOLED_BACKBONES
 from layerdescent.readout import Readout
-from layerdescent.recipes import Recipe, VideoRecipe
+from layerdescent.recipes import InstructionsRecipe, Recipe, VideoRecipe
 from layerdescent.recipes.yaml_text import write_yaml
 from layerdescent.runs import Run, train_run, training_config
 from layerdescent.search.rule import price_paid
@@ -98,8 +98,9 @@ def suggest_recipe(
     """
     if steps is not None and steps < 1:
         raise InputError(f"steps is {steps}: give at least 1")
-    if isinstance(recipe, VideoRecipe):
-        raise InputError(f"recipe {recipe.name} is one of video, and suggest knows texts only; search serves both")
+    if isinstance(recipe, VideoRecipe | InstructionsRecipe):
+        of = "video" if isinstance(recipe, VideoRecipe) else "instructions"
+        raise InputError(f"recipe {recipe.name} is one of {of}, and suggest knows texts only; search serves both")
     plain = recipe.model_copy(update={"frontier": None, "search": None})
     arm = descent_arm(plain)
     check_settings([Run(plain, arm or plain.baseline, plain.seeds[0], folder)])
