@@ -136,9 +136,10 @@ def training(results: Results, arm: str, *, narrow: bool) -> Figure | None:
     shown = [name for name in names if any(getattr(run.history, name) for run in runs)]
     if not runs or not shown:
         return None
+    clips = (results.arms.get(arm) or {}).get("clip_weights")
     titles = {
         "violations": "Violations (at or below 0: met)",
-        "weights": "Weights in the Lagrangian",
+        "weights": "Weights in the Lagrangian" + ("\n(those below 0 clipped in the gradient)" if clips else ""),
         "multipliers": "Multipliers",
     }
     figure, grid = panel_grid(
