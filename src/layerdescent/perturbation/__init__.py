@@ -10,7 +10,7 @@ perturbation.py the object that puts these together
 
 from layerdescent.noise_kinds import KINDS, SHARE_KINDS
 from layerdescent.perturbation.noise import epsilon
-from layerdescent.perturbation.perturbation import Perturbation
+from layerdescent.perturbation.perturbation import NoiseOn, Perturbation
 from layerdescent.perturbation.vocabulary import embedding_scale
 
-__all__ = ["KINDS", "SHARE_KINDS", "Perturbation", "embedding_scale", "epsilon"]
+__all__ = ["KINDS", "SHARE_KINDS", "NoiseOn", "Perturbation", "embedding_scale", "epsilon"]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from layerdescent.perturbation.vocabulary import (
     word_rows,
 )
 from layerdescent.tables import condition
+
+NoiseOn = Literal["prompt", "all"]
 
 
 @dataclass
@@ -140,7 +142,14 @@ class Perturbation:
         return cls(**values)
 
     @contextmanager
-    def on(self, model: nn.Module, tokenizer: Any = None) -> Iterator[Self]:
+    def on(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        *,
+        prompt_width: int | None = None,
+        noise_on: NoiseOn = "all",
+    ) -> Iterator[Self]:
         """Put the noise on every forward pass of the model inside the `with` block.
 
         A forward hook on `model.get_input_embeddings()` adds it (for a model whose main input is `pixel_values`, a hook
@@ -150,15 +159,21 @@ class Perturbation:
         Args:
             model: any Hugging Face model with a word embedding, PEFT wrapper included, or one that reads pixels.
             tokenizer: names the special tokens; without it the model's config has to.
+            prompt_width: of a batch that is being continued, how many places of a row are the prompt, padding included.
+                A token's noise is then fixed by (seed, the ids of its prompt, its position), with a cache or without.
+                Enter the block anew for every batch.
+            noise_on: "prompt" leaves the tokens that follow the prompt as they are; needs `prompt_width`.
 
         Yields:
             This perturbation, whose `realised_share` counts from here.
 
         Raises:
             InputError: no gamma yet, a kind that is not for this model, no word embedding, special tokens unknown,
-                another perturbation on the model; and in a forward pass inputs_embeds instead of input_ids or a mask
-                that does not fit.
+                another perturbation on the model, an unknown `noise_on` or "prompt" without its width; and in a forward
+                pass inputs_embeds instead of input_ids or a mask that does not fit.
         """
+        if noise_on not in ("prompt", "all") or (noise_on == "prompt" and prompt_width is None):
+            raise InputError(f"noise_on={noise_on!r}: choose prompt, with prompt_width, or all")
         self._tally.eligible = self._tally.replaced = 0
         if reads_pixels(model):
             self._check_kind(model, PIXEL_KINDS)
@@ -173,7 +188,8 @@ class Perturbation:
             )
         embedding = word_embedding(model)
         scale = self.gamma * embedding_scale(model)
-        noisy = _NoisyLookup(self, embedding, scale, *self._vocabulary(model, embedding, tokenizer))
+        untouched, allowed = self._vocabulary(model, embedding, tokenizer)
+        noisy = _NoisyLookup(self, embedding, scale, untouched, allowed, prompt_width, noise_on)
         with rewritten_lookups(model, embedding, noisy, pad_id(model, tokenizer)):
             yield self
 
@@ -275,14 +291,25 @@ class _NoisyLookup:
     """What a perturbation does to one lookup; remembers the noise streams of the prompts in the key-value cache."""
 
     def __init__(
-        self, perturbation: Perturbation, embedding: nn.Module, scale: float, untouched: list[int], allowed: Tensor
+        self,
+        perturbation: Perturbation,
+        embedding: nn.Module,
+        scale: float,
+        untouched: list[int],
+        allowed: Tensor,
+        prompt_width: int | None,
+        noise_on: NoiseOn,
     ) -> None:
         self.perturbation, self.embedding, self.scale = perturbation, embedding, scale
         self.untouched, self.allowed = untouched, allowed
+        self.prompt_width, self.noise_on = prompt_width, noise_on
         self.streams: list[NoiseStream] = []
 
     def __call__(self, tokens: Tokens, embeddings: Tensor) -> Tensor | None:
         chosen = tokens.real & ~np.isin(tokens.ids, self.untouched)
+        if self.noise_on == "prompt":
+            # What the cache does not hold yet is the prompt, and whatever followed it where there is no cache.
+            chosen[:, self.prompt_width if tokens.before is None else 0 :] = False
         self.perturbation._tally.eligible += int(chosen.sum())
         if self.scale == 0:
             return None
@@ -296,7 +323,9 @@ class _NoisyLookup:
         if tokens.before is None:
             self.streams = [
                 NoiseStream(self.perturbation.kind, self.perturbation.seed, ids[real], dim)
-                for ids, real in zip(tokens.ids, tokens.real, strict=True)
+                for ids, real in zip(
+                    tokens.ids[:, : self.prompt_width], tokens.real[:, : self.prompt_width], strict=True
+                )
             ]
         elif len(tokens.before) != len(self.streams):
             raise InputError(

@@ -68,7 +68,7 @@ def embedding_scale(model: nn.Module) -> float:
         0.5
     """
     table = embedding_table(word_embedding(model))
-    norms = torch.linalg.vector_norm(table, dim=1, dtype=torch.float32)
+    norms = torch.linalg.vector_norm(table, dim=1, dtype=torch.promote_types(table.dtype, torch.float32))
     return float((norms.double().square().sum() / table.numel()).sqrt())
 
 
