@@ -114,7 +114,7 @@ def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
 ORDER = [
     {"errors"},
     {"adapters", "files", "environment", "layers", "models", "noise_kinds", "statistics", "tables"},
-    {"arrays", "descent"},
+    {"arrays", "cost", "descent"},
     {"duals", "readout", "perturbation", "recipes"},
     {"data", "training", "evaluation", "report"},
     {"generation", "whole_frames", "winrate"},
