@@ -82,18 +82,21 @@ def six(draw: Callable[[Axes, Results, dict[str, Look]], None]) -> Figure | None
     """One panel for each data set and network of video whose results are there: networks down, data sets across."""
     found = {name: _results(name, VIDEO_ARMS) for name in VIDEO if (RESULTS / f"{name}.json").is_file()}
     figure, grid = figures.panel_grid(2, 3, narrow=False, height=3.0)
-    drawn: dict[str, Look] = {}
+    # Of one arm the same in every panel, whichever arms a panel has.
+    look = figures.arm_looks(VIDEO_ARMS, "erm", {"descent", "stated", "descent-under-noise"})
     for panel, (name, title) in zip(grid.flat, VIDEO.items(), strict=True):
         panel.set_title(title)
         if name not in found:
             panel.set_axis_off()
             continue
-        look = figures.looks(found[name])
-        drawn |= look
         draw(panel, found[name], look)
+        panel.set_yscale("log")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(ScalarFormatter())
+        panel.yaxis.set_minor_formatter(NullFormatter())
     handles = [
-        Line2D([], [], color=look.colour, marker=look.marker, linewidth=2, markersize=5, label=arm)
-        for arm, look in drawn.items()
+        Line2D([], [], color=one.colour, marker=one.marker, linewidth=2, markersize=5, label=arm)
+        for arm, one in look.items()
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), handlelength=2.2)
     return figure
@@ -106,10 +109,6 @@ def layer_errors(panel: Axes, results: Results, look: dict[str, Look]) -> None:
             losses = run.by_layer(run.layer_losses["test"])
             errors = [loss**0.5 for loss in losses.values()]
             panel.plot(list(losses), errors, color=look[arm].colour, marker=look[arm].marker, markersize=3, linewidth=1)
-    panel.set_yscale("log")
-    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    panel.yaxis.set_major_formatter(ScalarFormatter())
-    panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set_xlabel("layer (0: the noisy input)")
     panel.set_ylabel("test RMSE at γ 0.2")
 
@@ -128,7 +127,8 @@ def errors_under_noise(panel: Axes, results: Results, look: dict[str, Look]) -> 
         for condition in conditions(results)
         if condition.lies_on(gaussian) and (found := best_trivial(results, condition))
     }
-    panel.plot(list(trivial), list(trivial.values()), linestyle=(0, (5, 3)), color=FAINT, linewidth=1.1)
+    levels = sorted(trivial)
+    panel.plot(levels, [trivial[level] for level in levels], linestyle=(0, (5, 3)), color=FAINT, linewidth=1.1)
     panel.set_xlabel("level γ of gaussian noise")
     panel.set_ylabel("test RMSE")
 
