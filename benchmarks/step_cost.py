@@ -302,11 +302,22 @@ class PeakMemory(TrainerCallback):
         if self._profile is None:
             return
         self._profile.__exit__(None, None, None)
-        profiler: Any = self._profile.profiler
-        events = profiler.kineto_results.events()
-        changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-        above = itertools.accumulate(change for _, change in changes)
-        self.allocated += max(above)
+        self.allocated += _highest(self._profile)
+
+
+def allocated_by(step: Callable[[], Any]) -> int:
+    """Peak bytes that a step allocates on the CPU above what is there before it."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
+        step()
+    return _highest(profile)
+
+
+def _highest(profile: torch.profiler.profile) -> int:
+    profiler: Any = profile.profiler
+    events = profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(itertools.accumulate(change for _, change in changes))
 
 
 def peak_memory(arm: str, settings: Settings) -> dict[str, int]:

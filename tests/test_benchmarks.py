@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import denoise, head_inputs, step_cost
+from benchmarks import denoise, head_inputs, lm_step_cost, step_cost
 from layerdescent.errors import InputError
 from layerdescent.models import DustConfig, DustForDenoising
 
@@ -171,3 +171,80 @@ def test_denoise_without_opencv_says_so(
 def test_denoise_refuses_layers_that_are_not_there(small_denoiser: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the model has 2"):
         run_denoise(small_denoiser, tmp_path, "--layers", "3")
+
+
+deprecated = pytest.mark.filterwarnings(
+    "ignore:`(is_)?gradient_checkpointing(_enable)?` is deprecated:FutureWarning",
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning",
+)
+
+
+def lm_settings(*arguments: str) -> lm_step_cost.Settings:
+    return lm_step_cost.parse(["--quick", "--threads", "1", *arguments])[0]
+
+
+@deprecated
+def test_lm_step_cost_writes_its_ratios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peaks: dict[str, int | None] = {arm: 100 + len(arm) for arm in lm_step_cost.ARMS} | {"naive": None}
+    monkeypatch.setattr(lm_step_cost, "measure_memory", lambda _: peaks)
+    lm_step_cost.main(["--quick", "--threads", "1", "--output", str(tmp_path / "cost.json")])
+    found = json.loads((tmp_path / "cost.json").read_text())
+    arms = found["arms"]
+    assert set(arms) == set(lm_step_cost.ARMS)
+    assert arms["erm"]["step_time_ratio"] == arms["erm"]["peak_memory_ratio"] == 1
+    assert found["exact_step_time_ratio"] == arms["exact"]["step_time_ratio"] > 0
+    assert found["budget_step_time_ratio"] > 0
+    assert found["stock_step_time_ratio"] > 0
+    assert found["exact_peak_memory_ratio"] == pytest.approx(105 / 103)
+    assert found["naive_peak_memory_ratio"] is found["naive_step_time_ratio"] is None  # it did not fit: not timed
+    assert arms["exact"]["modelled_flops_ratio"] > arms["budget"]["modelled_flops_ratio"] > 1
+    assert arms["budget"]["step_seconds"]["n"] == 2
+    assert arms["exact"]["step_seconds"]["n"] == 1  # every second round
+    assert "does not fit" in capsys.readouterr().out
+
+
+@deprecated
+def test_peak_memory_of_a_language_models_arms() -> None:
+    exact, naive = (lm_step_cost.peak_memory(arm, lm_settings()) for arm in ("exact", "naive"))
+    logits = 4 * 64 * 512  # bytes of one layer's; there are ten, of which the exact way needs a few copies of one
+    assert naive > exact + 6 * logits
+    with pytest.raises(ValueError, match="no arm is called 'sgd': choose from erm"):
+        lm_step_cost.Trained("sgd", lm_settings())
+
+
+@deprecated
+def test_the_arms_of_a_language_model_train_on_what_they_say() -> None:
+    """Same batch, same weights: stock is plain training, naive the exact Lagrangian, budget the same at full share."""
+
+    def gradients(arm: str, *arguments: str) -> tuple[float, list[torch.Tensor]]:
+        trained = lm_step_cost.Trained(arm, lm_settings(*arguments))
+        for name, parameter in trained.model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
+        loss = trained.loss(torch.arange(64).view(2, 32) % 50)
+        loss.backward()
+        found = [parameter.grad for parameter in trained.model.parameters() if parameter.requires_grad]
+        return loss.item(), [gradient for gradient in found if gradient is not None]
+
+    for one, other in (("erm", "stock"), ("exact", "naive")):
+        (loss, ours), (expected, theirs) = gradients(one), gradients(other)
+        assert loss == pytest.approx(expected, rel=1e-5)
+        assert len(ours) == len(theirs) > 0
+        for gradient, wanted in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-6)
+    plain, _ = gradients("erm")
+    whole, _ = gradients("budget", "--share", "1", "--layers", "9")
+    exact, _ = gradients("exact")
+    embeddings = lm_step_cost.WEIGHT * loss_of_embeddings()
+    assert whole == pytest.approx(exact - embeddings + lm_step_cost.WEIGHT * plain, rel=1e-4)
+
+
+def loss_of_embeddings() -> float:
+    """The loss read from the embeddings, for the batch above."""
+    trained = lm_step_cost.Trained("exact", lm_settings())
+    ids = torch.arange(64).view(2, 32) % 50
+    with torch.no_grad():
+        logits = trained._inner(trained.causal.get_input_embeddings()(ids))
+        return float(nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
