@@ -99,7 +99,7 @@ def test_adapters_are_saved_as_adapters(compared: tuple[dict[str, Any], Path]) -
 def test_the_page_and_the_table_of_a_language_model(compared: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     results, _ = compared
     page = write_report(results, tmp_path).read_text(encoding="utf-8")
-    for words in ("perplexity", "unigram model"):
+    for words in ("perplexity", "unigram model", "after one temperature", "nats"):
         assert words in page, words
     assert "perplexity, no noise" in comparison_table(results)
 

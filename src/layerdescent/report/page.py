@@ -85,10 +85,14 @@ def _view(results: Results, home: Path, folder: Path, prefix: str) -> dict[str, 
         "layer_tables": {arm: tables.layer_table(results, arm) for arm in results.arm_names},
         "flags": words.flag_sentences(results),
         "value_tables": _there(
-            tables.value_table(results), tables.value_table(inside, tables.CLIPPED) if inside else None
+            tables.value_table(results),
+            tables.value_table(inside, tables.CLIPPED) if inside else None,
+            tables.nats_table(results),
         ),
         "paired_tables": _there(
-            tables.paired_table(results), tables.paired_table(inside, tables.CLIPPED) if inside else None
+            tables.paired_table(results),
+            tables.paired_table(inside, tables.CLIPPED) if inside else None,
+            tables.nats_paired_table(results),
         ),
         "frames": words.frames_text(results),
         "frame_tables": tables.frame_tables(results),

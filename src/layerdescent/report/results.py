@@ -46,13 +46,19 @@ class Verdict(Part):
 
 
 class NoiseValue(Part):
-    """The metric of one run under one noise; of a denoiser also with its outputs clipped to [0, 1]."""
+    """The metric of one run under one noise; of a denoiser also with its outputs clipped to [0, 1].
+
+    Of a language model also the loss in nats a token, as trained and after one temperature.
+    """
 
     kind: str
     gamma: float | None = None
     share: float | None = None
     value: float | None = None
     value_clipped: float | None = None
+    loss: float | None = None
+    loss_calibrated: float | None = None
+    temperature: float | None = None
     realised_share: float | None = None
 
 
@@ -168,6 +174,12 @@ class Difference(Part):
     ci95: tuple[float, float] | None = None
 
 
+class Calibrated(Part):
+    """A paired difference after one temperature for each arm and noise."""
+
+    nats: Difference | None = None
+
+
 class Paired(Part):
     """The difference of two arms under one noise, arm minus `against`, on the same units and seeds."""
 
@@ -179,6 +191,8 @@ class Paired(Part):
     difference: float | None = None
     ci95: tuple[float, float] | None = None
     clipped: Difference | None = None
+    nats: Difference | None = None
+    calibrated: Calibrated | None = None
     n_units: int | None = None
     n_seeds: int | None = None
     method: str | None = None

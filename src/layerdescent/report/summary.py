@@ -146,6 +146,17 @@ def noise_values(results: Results, arm: str) -> dict[Condition, list[float]]:
     return dict(found)
 
 
+def nats(results: Results, arm: str, *, calibrated: bool) -> dict[Condition, list[float]]:
+    """The loss of one arm in nats a token under each noise, as trained or after one temperature, one value a seed."""
+    found: dict[Condition, list[float]] = defaultdict(list)
+    for run in results.runs_of(arm):
+        for row in run.noise:
+            value = row.loss_calibrated if calibrated else row.loss
+            if value is not None:
+                found[condition_of(row)].append(value)
+    return dict(found)
+
+
 def noise_band(results: Results, arm: str, axis: NoiseAxis) -> Band:
     """The metric of one arm along one axis of noise, from the least on; min–max over seeds."""
     values = noise_values(results, arm)

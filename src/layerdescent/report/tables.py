@@ -8,6 +8,7 @@ from typing import Any
 from layerdescent.report.results import Area, Difference, FrameValues, Paired, Results, Run, ShiftPaired
 from layerdescent.report.summary import (
     CLEAN,
+    Condition,
     area_text,
     best_trivial,
     condition_of,
@@ -15,8 +16,10 @@ from layerdescent.report.summary import (
     layer_means,
     loss_digits,
     mean,
+    nats,
     noise_values,
     sign,
+    trivial_values,
 )
 from layerdescent.report.units import FRAME_UNITS, UNITS, Unit, number
 from layerdescent.report.words import condition_name, methods_text, paired_note, shift_note
@@ -134,6 +137,59 @@ def _difference_cells(row: Paired | Area | ShiftPaired | Difference | None, unit
     ]
     interval = f"({unit.difference(row.ci95[0])} to {unit.difference(row.ci95[1])})"
     return [Cell(f"{unit.difference(row.difference)} {interval}"), Cell(words, tone)]
+
+
+UNIGRAM = "unigram model"
+
+
+def nats_table(results: Results) -> Table | None:
+    """Nats a response token of language models under every noise, as trained and after one temperature.
+
+    Beside them stand the trivial predictors; where a unigram model is at least as good as every arm, that is said.
+    """
+    if results.metric != "perplexity":
+        return None
+    columns: dict[str, dict[Condition, list[float]]] = {}
+    for arm in results.arm_names:
+        for name, calibrated in ((arm, False), (f"{arm}, after one temperature", True)):
+            values = nats(results, arm, calibrated=calibrated)
+            columns |= {name: values} if values else {}
+    trivial = list(dict.fromkeys(row.name for row in results.trivial))
+    rows = []
+    for condition in conditions(results):
+        losses = {name: math.log(value) for name, value in trivial_values(results, condition).items() if value > 0}
+        known = [mean(values[condition]) for values in columns.values() if condition in values]
+        if known:
+            lost = UNIGRAM in losses and min(known) >= losses[UNIGRAM]
+            verdict = f"{'both' if len(results.arm_names) == 2 else 'all'} unusable" if lost else ""
+            cells = [_with_range(values.get(condition, []), 1.0, 3) for values in columns.values()]
+            cells += [number(losses.get(name), 3) for name in trivial]
+            rows.append([condition_name(results, condition), *cells, verdict])
+    caption = (
+        "Test nats a response token. The temperature is that of each arm, seed and noise, fitted on validation data. "
+        "Where no arm, after one temperature either, beats a unigram model, none can be used."
+    )
+    return _table(caption, ["noise", *columns, *trivial, "in words"], rows)
+
+
+def nats_paired_table(results: Results) -> Table | None:
+    """Paired differences of language models in nats a token, as trained and after one temperature."""
+    columns: dict[tuple[str, str], dict[str, Difference]] = {}
+    for row in results.paired:
+        name = condition_name(results, condition_of(row))
+        if row.nats is not None:
+            columns.setdefault((row.arm, row.against), {})[name] = row.nats
+        if row.calibrated is not None and row.calibrated.nats is not None:
+            columns.setdefault((f"{row.arm}, after one temperature", row.against), {})[name] = row.calibrated.nats
+    names = [condition_name(results, condition) for condition in conditions(results)]
+    unit = Unit("nats", 1.0, 3, "nats a token", "nats")
+    rows = [
+        [Cell(name), *(cell for column in columns.values() for cell in _difference_cells(column.get(name), unit))]
+        for name in names
+        if any(name in column for column in columns.values())
+    ]
+    caption = "The same in nats a response token, as trained and after one temperature; 95 % intervals in brackets."
+    return Table(caption, _paired_header("noise", columns), rows) if rows else None
 
 
 def frame_tables(results: Results) -> list[Table]:

@@ -53,6 +53,9 @@ GLOSSARY = {
     "for images, of the pixel range.",
     "discrete noise": "Each embedding gets noise and is replaced by the nearest one of the vocabulary; "
     "its strength is the share of tokens that change.",
+    "nats": "The unit of a language model’s loss: minus the natural logarithm of a token’s probability, "
+    "averaged over the tokens of the responses. Perplexity is its exponential.",
+    "unigram model": "Knows how frequent each token is in the training responses, and nothing else.",
     "frontier": "The best pairs of clean and noisy quality that ordinary training reaches by stopping early, "
     "by weight decay, label smoothing or another width. Robustness counts only beyond it.",
     "paired difference": "Two arms compared on the same test units, seeds and noise, "
@@ -345,10 +348,15 @@ def trivial_sentences(results: Results) -> list[str]:
     if lost == lost_inside:
         ways = {", whether outputs are clipped to [0, 1] or not,": lost}
     return [
-        f"No arm beats the trivial predictor “{name}”{how} under {conditions_text(where)}."
+        f"No arm beats the trivial predictor “{name}”{how} under {conditions_text(where)}{_unusable(results, name)}."
         for how, by_name in ways.items()
         for name, where in by_name.items()
     ]
+
+
+def _unusable(results: Results, name: str) -> str:
+    # Who knows the frequencies of words alone writes no sentence.
+    return f": there {'both' if len(results.arm_names) == 2 else 'all'} are unusable" if name == "unigram model" else ""
 
 
 def _lost_to_trivial(results: Results) -> dict[str, list[Condition]]:
