@@ -92,6 +92,13 @@ def test_killed_at_the_first_line_or_the_last_step(tmp_path: Path) -> None:
     assert not journal.exists()
 
 
+def test_settings_may_change_while_nothing_is_answered(tmp_path: Path) -> None:
+    out, long = tmp_path / "a.json", [Prompt(row=Instruction(instruction="word " * 1900, output=""), dataset="drawn")]
+    with pytest.raises(InputError, match="fewer new tokens"):
+        write(out, prompts=long, max_new_tokens=200)
+    assert write(out, prompts=PROMPTS[:1], max_new_tokens=2).made == 1
+
+
 def test_what_is_there_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "a.json"
     write(out)

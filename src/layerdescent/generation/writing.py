@@ -172,7 +172,9 @@ class _Journal:
         except (ValueError, KeyError, TypeError):
             if whole:
                 raise RunError(f"{self.path} is damaged: delete it, and the same command starts again") from None
-            self.path.unlink()  # killed before its first line was whole
+            before, answers = {}, []  # killed before its first line was whole
+        if not answers:  # as after prompts that turned out too long: there is nothing that other settings could spoil
+            self.path.unlink()
             self._append([{"asked": asked}])
             return
         _same(before, asked, self.path)
