@@ -19,7 +19,7 @@ demo: $(VENV)/.demo  ## Fine-tune a real encoder with and without descent constr
 	$(BIN)/layerdescent compare demo $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests (ARGS="-k duals" picks some)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev  ## Check format, style and types
 	$(BIN)/ruff format --check .
