@@ -41,6 +41,15 @@ def _known_part(name: str) -> str:
 Part = Annotated[str, AfterValidator(_known_part)]
 
 
+def _no_part_twice(splits: dict[str, str]) -> dict[str, str]:
+    if len(set(splits.values())) < len(splits):
+        raise ValueError(f"uses one part of the source twice: {splits}")
+    return splits
+
+
+Splits = Annotated[dict[Part, str], AfterValidator(_no_part_twice)]
+
+
 def _no_seed_twice(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"holds a seed twice: {seeds}")

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from layerdescent.recipes.common import Count, Part, Section, Seed
+from layerdescent.recipes.common import Count, Part, Section, Seed, Splits
 from layerdescent.recipes.text import Format, HoldoutSpec, RowsSpec
 
 
@@ -52,7 +52,7 @@ class InstructionsSpec(Section):
     format: Format = "auto"
     subset: str | None = None
     columns: InstructionColumnsSpec = InstructionColumnsSpec()
-    splits: dict[Part, str] = Field(default_factory=dict)
+    splits: Splits = Field(default_factory=dict)
     """Which part of the source serves as what, where the names differ."""
     rows: RowsSpec = RowsSpec()
     holdout: HoldoutSpec = HoldoutSpec()
@@ -62,13 +62,6 @@ class InstructionsSpec(Section):
     """Tokens of prompt and response; longer responses are cut."""
     seed: Seed = 0
     """Of cuts and samples."""
-
-    @field_validator("splits")
-    @classmethod
-    def _no_part_twice(cls, splits: dict[Part, str]) -> dict[Part, str]:
-        if len(set(splits.values())) < len(splits):
-            raise ValueError(f"uses one part of the source twice: {splits}")
-        return splits
 
     @property
     def task(self) -> Literal["next-token"]:

